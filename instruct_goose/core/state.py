@@ -16,6 +16,7 @@ import random
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -361,7 +362,14 @@ class StageStore(Protocol):
         "The newest state; None: the stage begins at its beginning."
         ...
 
-    def after_step(self, done: int, total: int, state: Callable[[], State], every: int = 1) -> None:
+    def update(self) -> AbstractContextManager[None]:
+        "The block in which the weights move: a signal waits until it has ended."
+        ...
+
+    def reached(self, done: int, total: int, state: Callable[[], State]) -> None:
+        "`done` of `total` steps are whole. `state` can be asked for until the next `update`."
+
+    def after_step(self, done: int, total: int, state: Callable[[], State]) -> None:
         "`done` of `total` steps are done; `state` is asked for where a copy is due."
 
 # %% ../../nbs/reference/core/state.ipynb #a45ea2a3

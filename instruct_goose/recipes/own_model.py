@@ -24,8 +24,9 @@ from ..core.checks import Count, Limit, NotNegative, Positive
 from instruct_goose.core.files import (
     append_jsonl,
     json_line,
+    shown_path,
     versions,
-    write_json,
+    whole_directory,
     write_atomically,
 )
 from ..core.processes import find_device
@@ -242,6 +243,7 @@ def train_on(
     config: TrainConfig, inputs: RunInputs, out: Path, manager: CheckpointManager
 ) -> dict:  # the summary
     "Train on the inputs with SFT and RL, and report."
+    files = input_digests(config)  # before a reward can change the working directory
     torch.manual_seed(config.seed)
     model = own_model(inputs.place, config)
     if inputs.demos:
@@ -266,7 +268,7 @@ def train_on(
         shown=shown,
         score_shown=True,
         model=config.model,
-        files=input_digests(config),
+        files=files,
         config={"algorithm": config.algorithm} | settings_of(config),
     )
     plot_metrics(read_metrics(out)[0], out)
@@ -278,7 +280,7 @@ def train_on(
         f"\nReward on {len(shown)} {kind.replace('_', '-')} prompts: "
         f"{reward_mean['before']:.3f} → {reward_mean['after']:.3f}, "
         f"KL {summary['last']['kl_to_reference']:.2f} nats a response. "
-        f"{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and samples: {out}"
+        f"{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and samples: {shown_path(out)}"
     )
     return summary
 
@@ -400,9 +402,8 @@ def run_supervised(
             "config": settings_of(config),
             "versions": versions(),
         }
-        write_json(out / "summary.json", summary)
         shown = ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in figures.items())
-        print(f"{shown} on {len(held_out)} held-out rows. {out}")
+        print(f"{shown} on {len(held_out)} held-out rows. {shown_path(out)}")
         return summary
 
     digest = fingerprint_of_prompts([rows, held_out])
@@ -527,7 +528,8 @@ def run_reward_model(config: RewardModelConfig) -> dict:  # the summary
         for pair in PairDataset(inputs.rows[:500], inputs.tokenizer).rows:
             texts += pair.values()
         reward_model.normalise(texts)
-        reward_model.save_pretrained(inputs.out / "reward_model")
+        with whole_directory(inputs.out / "reward_model") as beside:
+            reward_model.save_pretrained(beside)
         if not inputs.held_out:
             return log, {}
         return log, {"pair_accuracy": pair_accuracy(reward_model, inputs.held_out)}

@@ -20,7 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTraine
 
 from ..config import RLHFConfig
 from ..core.checks import Count, Positive
-from ..core.files import text_table, versions, write_json, write_atomically
+from ..core.files import shown_path, text_table, versions, write_atomically
 from ..core.random import stage_seed
 from ..models.agent import Agent
 from ..models.reward_model import RewardModel
@@ -322,10 +322,9 @@ def improve(
         "# The same prompts, before and after\n\n"
         f"{side_by_side(texts_before, texts_after)}\n\n# Figures\n\n{figures}\n",
     )
-    write_json(out / "summary.json", summary)
     print(
         f"\n{side_by_side(texts_before, texts_after, 8)}\n\n{figures}\n\n"
         f"{summary['cpu_seconds']:.0f} CPU-seconds, {summary['wall_seconds']:.0f} on the clock. "
-        f"Models, log, plots and samples: {out}"
+        f"Models, log, plots and samples: {shown_path(out)}"
     )
     return summary

@@ -18,7 +18,7 @@ import torch
 
 from ..config import RLHFConfig
 from ..core.checks import Count
-from ..core.files import text_table, versions, write_json, write_atomically
+from ..core.files import text_table, versions, write_atomically
 from ..core.processes import is_main, on_main
 from ..models.adapters import has_adapters, module_state
 from ..models.agent import Agent
@@ -153,11 +153,7 @@ def train_and_report(
     score_shown: bool = False,  # also give the mean reward of these answers
     **more: Any,  # for the summary
 ) -> dict:  # the summary
-    """Train with samples before and after, and write what a run leaves.
-
-    These are policy/ with its card, samples.md, and last of all summary.json: a directory that
-    has one holds a finished run.
-    """
+    "Train with samples before and after; write policy/ with its card, and samples.md."
     judge = job.reward_fn if score_shown else None
     before = answer(trainer, shown, judge)
     metrics = run_job(trainer, job, out, manager.stage(MAIN))
@@ -172,7 +168,6 @@ def train_and_report(
         if before.prompts:
             title = f"{kind.capitalize().replace('_', '-')} prompts, before and after"
             write_atomically(out / "samples.md", f"# {title}\n\n{samples_table(before, after)}\n")
-        write_json(out / "summary.json", summary)
     return summary
 
 
