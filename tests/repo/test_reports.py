@@ -5,8 +5,8 @@ import re
 import sys
 
 import pytest
+from built_site import browser, built, root, site, soup
 from deep import first
-from test_site import browser, built, root, site, soup
 
 from instruct_goose.doctor.report import read_run
 

@@ -12,13 +12,11 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
+from built_site import browser, built, root, site, soup
 from deep import first
 
-root = Path(__file__).parents[2]
-site = root / "docs/_site"
 sys.path.insert(0, str(root / "docs"))
 import build  # noqa: E402
-import chromium  # noqa: E402
 import shelves  # noqa: E402
 import typeset  # noqa: E402
 from glossary import ALIASES  # noqa: E402
@@ -58,25 +56,10 @@ def test_formulas_are_typeset_or_refused():
 
 
 # --- the site ---------------------------------------------------------------------------------------------------------
-built = pytest.mark.skipif(
-    not (site / "index.html").exists(), reason="docs/_site is not built: make docs"
-)
 files = sorted(p for p in site.rglob("*.html") if "_static" not in p.parts) if site.exists() else []
 pages = [
     p for p in files if "_modules" not in p.parts
 ]  # without the modules' sources, which are code and nothing else
-
-
-@cache
-def soup(path: Path) -> BeautifulSoup:
-    "To be read, not changed. Without what is within drawings, scripts and the colours of code, which would take half a minute more for all pages."
-    text = re.sub(
-        r"(<(svg|script|math)\b[^>]*>).*?(</\2>)", r"\1\3", path.read_text("utf-8"), flags=re.S
-    )
-    return BeautifulSoup(
-        re.sub(r'<span class="(?:[a-z][a-z0-9]?|pre|linenos)">([^<]*)</span>', r"\1", text),
-        "html.parser",
-    )
 
 
 @cache
@@ -230,7 +213,6 @@ def test_no_two_elements_share_an_id():
 
 
 # --- in a browser, with the network off: one browser, and each page is opened once ----------------------------------------
-browser = pytest.mark.skipif(chromium.FOUND is None, reason="no Chromium on this machine")
 drawn = [
     p.url
     for p in read_pages()[1]
