@@ -281,7 +281,8 @@ def check_optimizer(
         check_values(group, {"params": dict, "settings": dict})
     if [list(g["params"]) for g in groups] != [list(g["params"]) for g in own_groups]:
         raise ValueError(
-            "the optimizer's parameter groups are not those of the checkpoint: build it the same way"
+            "the optimizer's parameter groups are not those of the checkpoint: build it the same "
+            "way"
         )
     for group, own_group in zip(groups, own_groups, strict=True):
         lr = group["settings"].get("lr", 0)

@@ -692,7 +692,9 @@ RECOMPUTED_RULES = (
         learnt_rows_held_out,
         "warning",
         "guides/real_reviews",
-        what="held-out rows stand among the training rows, too: what is measured on them is no test",
+        what=(
+            "held-out rows stand among the training rows, too: what is measured on them is no test"
+        ),
         cure="drop the duplicates, or split by text",
     ),
     Rule(
@@ -713,7 +715,10 @@ RECOMPUTED_RULES = (
         kl_charge_off,
         "error",
         "learn/06_kl",
-        what="before the last token something else than β·k(ℓ) is charged: another KL, or an early score",
+        what=(
+            "before the last token something else than β·k(ℓ) is charged: another KL, or an early"
+            " score"
+        ),
         cure="reward = −β·k(ℓ) at each token, with kl_estimator's k, and the score at the last one",
         columns=("rewards", "drift"),
     ),
@@ -729,7 +734,10 @@ RECOMPUTED_RULES = (
         advantages_off,
         "error",
         "learn/07_advantages",
-        what="the advantages are not those of the rewards and values: another γ or λ, a mask, other rows, a whitening over the padding",
+        what=(
+            "the advantages are not those of the rewards and values: another γ or λ, a mask, "
+            "other rows, a whitening over the padding"
+        ),
         cure="compare with gae and group_advantages on one response",
         columns=("advantages",),
     ),
@@ -737,7 +745,10 @@ RECOMPUTED_RULES = (
         pull_off,
         "error",
         "learn/08_policy_loss",
-        what="the loss does not pull at the tokens as its settings say: the clip, the ratio, the mean, weights, or a KL that is charged twice",
+        what=(
+            "the loss does not pull at the tokens as its settings say: the clip, the ratio, the "
+            "mean, weights, or a KL that is charged twice"
+        ),
         cure="unless the loss is your own: compare with ppo_loss at a ratio other than 1",
         columns=("pull", "moved", "drift"),
     ),

@@ -641,7 +641,10 @@ METRIC_RULES = (
         "warning",
         "reference/models/tokens",
         what="policy and reference differ before anything was learnt",
-        cure="give both models one mask, position ids, temperature and mode, unless it is another model",
+        cure=(
+            "give both models one mask, position ids, temperature and mode, unless it is another "
+            "model"
+        ),
         metrics=("kl_to_reference",),
     ),
     Rule(
@@ -664,7 +667,9 @@ METRIC_RULES = (
         sampler_left_behind,
         "warning",
         "guides/vllm",
-        what="the sampler moves away from the policy: it does not get the new weights, or very late",
+        what=(
+            "the sampler moves away from the policy: it does not get the new weights, or very late"
+        ),
         cure="load_weights after each update, unless it is meant to be that many updates behind",
         metrics=("sampler_kl", "response_length", "kl_to_reference"),
     ),
@@ -760,8 +765,13 @@ METRIC_RULES = (
         policy_loss_scale,
         "error",
         "learn/08_policy_loss",
-        what="the loss does not pull at the tokens by the mean of ratio·Â: a factor, a sign, other rows",
-        cure="divide each micro-batch by the count of the whole minibatch; take Â from the same row",
+        what=(
+            "the loss does not pull at the tokens by the mean of ratio·Â: a factor, a sign, other"
+            " rows"
+        ),
+        cure=(
+            "divide each micro-batch by the count of the whole minibatch; take Â from the same row"
+        ),
         metrics=("policy_gradient_scale",),
     ),
     Rule(
@@ -824,7 +834,10 @@ METRIC_RULES = (
         reward_of_other_rows,
         "warning",
         "reference/rollouts/rewards",
-        what="the score of a text depends on those beside it: slipped rows, or one read at the padding",
+        what=(
+            "the score of a text depends on those beside it: slipped rows, or one read at the "
+            "padding"
+        ),
         cure="unless it ranks a batch: score i belongs to text i, read at its last real token",
         metrics=("reward_shift",),
     ),
@@ -889,7 +902,10 @@ METRIC_RULES = (
         "warning",
         "guides/real_reviews",
         what="the responses have become a fraction of what they were: read them",
-        cure="a better reward, a higher beta, or a price on ending early, unless they are to be short",
+        cure=(
+            "a better reward, a higher beta, or a price on ending early, unless they are to be "
+            "short"
+        ),
         metrics=("response_length",),
     ),
     Rule(

@@ -119,6 +119,8 @@ def template_columns(row: Any) -> dict[str, Any]:
 # %% ../../nbs/reference/models/rendering.ipynb #ad950a96
 def added_by_call(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     "The ids that the tokenizer's own call puts before and behind the ids of a text."
+    if not tokenizer("")["input_ids"]:
+        return [], []  # nothing to be found out with a word that the vocabulary might not have
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
     for start in range(len(whole) - len(bare) + 1):

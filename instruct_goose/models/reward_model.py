@@ -282,7 +282,9 @@ def score_in_batches(
     name: str,  # what the error calls a text
 ) -> list[float]:  # one per text, in order
     """Texts of like length go together. Raises ValueError for a text without tokens, or longer
-    than the tokenizer's limit and the model's context."""
+    than the tokenizer's limit and the model's context, and TypeError for one string."""
+    if isinstance(texts, str):
+        raise TypeError("texts is one string: pass a list, [text]")
     limit = tokenizer.model_max_length
     limit = min(limit, context_length(model) or limit)
     if isinstance(texts, str):

@@ -67,7 +67,9 @@ class Experience(Rollout):
     """
 
     # an experience has been scored; nobody takes the scores away again
-    scores: Float[Tensor, "batch"] = field(kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
+    scores: Float[Tensor, "batch"] = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        kw_only=True
+    )
     old_logprobs: Float[Tensor, "batch time"] = field(kw_only=True)
     ref_logprobs: Float[Tensor, "batch time"] = field(kw_only=True)
     entropy: Float[Tensor, "batch time"] = field(kw_only=True)
