@@ -159,12 +159,12 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         (
             "Which methods of the trainer do its equations (1) to (6)?",
             "`rollout` (1), `score` (2), `annotate` (3), `advantages` (4 and 5), `optimize` (6).",
-            "learn/trainer#the-algorithm-on-one-page",
+            "learn/trainer#the-trainer",
         ),
         (
             "Which number must be 1 before the first update of every iteration?",
             "The ratio of each token.",
-            "learn/trainer#the-update",
+            "learn/trainer#6-the-loss-and-one-step-down-its-gradient",
         ),
         (
             "The reward rises while the entropy falls to 0 and the KL grows without end. What is it?",
@@ -199,7 +199,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         (
             "A loss is NaN. What stops, and when?",
             "The trainer, before the optimizer moves; it names the first number that is not finite.",
-            "learn/trainer#the-update",
+            "learn/trainer#what-it-refuses",
         ),
         (
             "Where does a new term of the loss go?",

@@ -168,7 +168,7 @@ def gather_optimizer(agent: nn.Module, optimizer: Optimizer) -> Optimizer:
 def scatter_state(
     agent: nn.Module, optimizer: Optimizer, one: Optimizer, weights: Mapping[str, Tensor]
 ) -> None:
-    "Each process keeps its pieces of these weights, and of what the optimizer from `gather_optimizer` has."
+    "Load into each process its pieces of these weights, and of the gathered optimizer's state."
     if one is optimizer:
         return
     load_shards(agent, weights)
