@@ -637,7 +637,9 @@ def one_target(experience: Experience) -> dict[str, Tensor]:
     return {"returns": masked_mean(experience.returns, experience.mask) * experience.mask}
 
 
-BROKEN: dict[str, tuple[type[RLHFTrainer], str]] = {  # a trainer class, and the probe meant to find it
+BROKEN: dict[
+    str, tuple[type[RLHFTrainer], str]
+] = {  # a trainer class, and the probe meant to find it
     "value loss weighs nothing": (ignoring(vf_coef=0.0), "value_head"),
     "one target for all values": (
         with_experience(one_target),
