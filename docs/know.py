@@ -10,7 +10,6 @@ from instruct_goose.recipes.stages import spread
 
 sys.path.insert(0, str(ROOT / "evidence"))
 from gpu_table import gpu_table  # noqa: E402
-from lesson_code import lesson_module  # noqa: E402
 
 sys.path.pop(0)  # it has a playground.py, as docs/ has
 
@@ -142,14 +141,7 @@ def family_table() -> str:
 def tried_table() -> str:
     "What the recorded long tests tried, and what went wrong."
     from instruct_goose.doctor.diagnosis import diagnose
-
-    lesson = lesson_module("learn/22_bug_hunt")
-    BUGS, HEALTHY, gallery_config, to_metrics = (
-        lesson.BUGS,
-        lesson.HEALTHY,
-        lesson.gallery_config,
-        lesson.to_metrics,
-    )
+    from instruct_goose.tasks.gallery import BUGS, HEALTHY, gallery_config, to_metrics
 
     resume, fuzz, probes, gallery, later, exact = map(
         record, ("resume", "fuzz", "probes", "gallery", "doctor_unseen", "exact_world")

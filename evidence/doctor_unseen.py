@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
-from lesson_code import lesson_module
+from gallery_world import gallery_world
 
 from instruct_goose.config import RLHFConfig
 from instruct_goose.core.random import torch_threads
@@ -27,6 +27,7 @@ from instruct_goose.objective.masks import AGGREGATES, last_index, whiten
 from instruct_goose.objective.policy_loss import LEVELS, SURROGATES
 from instruct_goose.rollouts.rollout import finished
 from instruct_goose.rollouts.sampler import PolicySampler
+from instruct_goose.tasks.gallery import World, gallery_config, replaced, without_guards
 from instruct_goose.tasks.probes import run_probes, tiny_world
 from instruct_goose.training import trainer as training_trainer
 from instruct_goose.training.callbacks import Callback
@@ -34,8 +35,6 @@ from instruct_goose.training.experience import raw_advantages
 from instruct_goose.training.token_log import record_tokens
 from instruct_goose.training.trainer import RLHFTrainer
 
-gallery = lesson_module("learn/22_bug_hunt")
-replaced = gallery.replaced
 PROMPTS = ["", "a", "b c", "c", "a b", "b"]
 
 
@@ -435,30 +434,31 @@ UNSEEN = {
 }
 
 
-def visited(world, settings, trainer) -> list[str]:
+def visited(world: World, settings: RLHFConfig, trainer: type[RLHFTrainer]) -> list[str]:
     "Train in the gallery's world, and ask the doctor."
-    judge, lm, kept = world["reward_model"], copy.deepcopy(world["lm"]), KeepTokens()
+    lm = copy.deepcopy(world.lm)
+    kept = KeepTokens()
     agent = Agent(copy.deepcopy(lm), value_model="copy" if settings.advantage == "gae" else None)
     with (
         torch_threads(1),
-        gallery.without_guards() if trainer is not RLHFTrainer else nullcontext(),
+        without_guards() if trainer is not RLHFTrainer else nullcontext(),
     ):
         made = trainer(
             agent,
             create_reference_model(lm),
             dataclasses.replace(settings, recheck_every=1),
-            tokenizer=world["tokenizer"],
+            tokenizer=world.tokenizer,
             callbacks=[kept],
         )
-        metrics = made.train(world["data"].prompts, judge, progress=False)
+        metrics = made.train(world.prompts, world.reward_model, progress=False)
     return [f.name for f in diagnose(metrics, dataclasses.asdict(settings), kept.record)]
 
 
-def doctor_says(name: str, world: dict, seed: int) -> list[str]:
+def doctor_says(name: str, world: World, seed: int) -> list[str]:
     "The findings on a run of the gallery with this bug."
     bug = UNSEEN[name]
     with bug.patch():
-        return visited(world, gallery.gallery_config(seed=seed, **bug.settings), bug.trainer)
+        return visited(world, gallery_config(seed=seed, **bug.settings), bug.trainer)
 
 
 def probes_say(name: str) -> list[str]:
@@ -471,7 +471,8 @@ def probes_say(name: str) -> list[str]:
 
 def record() -> dict:
     "Twenty bugs seen by doctor and probes; 200 healthy runs."
-    worlds, bugs = [gallery.make_world(seed) for seed in (0, 1)], {}
+    worlds = [gallery_world(seed) for seed in (0, 1)]
+    bugs = {}
     for name, bug in UNSEEN.items():
         found = [doctor_says(name, world, seed) for seed, world in enumerate(worlds)]
         bugs[name] = {

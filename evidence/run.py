@@ -568,22 +568,33 @@ def probes(processes: int = 3) -> dict:
 
 def gallery(seeds=(0, 1, 2)) -> dict:
     "Every bug of the gallery and every healthy setting: what the doctor reads, and which guard of the library objects."
-    g = lesson_module("learn/22_bug_hunt")
-    made, guards = (
-        {"bugs": {name: [] for name in g.BUGS}, "healthy": {name: [] for name in g.HEALTHY}},
-        {},
+    from gallery_world import gallery_world
+
+    from instruct_goose.tasks.gallery import (
+        BUGS,
+        HEALTHY,
+        RUN,
+        WORLD,
+        run_bug,
+        run_healthy,
+        stopped_by,
+        to_columns,
     )
+
+    bugs: dict[str, list[str]] = {name: [] for name in BUGS}  # a run is a line of the file
+    healthy: dict[str, list[str]] = {name: [] for name in HEALTHY}
+    guards = {}
     for seed in seeds:
-        world = g.make_world(seed)
-        for runs, train in ((made["bugs"], g.run_bug), (made["healthy"], g.run_healthy)):
-            for name in runs:
-                runs[name].append(
-                    json.dumps(g.to_columns(train(name, world, seed)))
-                )  # a run is a line of the file
-                print(f"seed {seed}, {name}", flush=True)
-        if not seed:
-            guards = {name: g.stopped_by(name, world) for name in g.BUGS}
-    return {"config": g.SMALL, "guards": guards, **made}
+        world = gallery_world(seed)
+        for name in BUGS:
+            bugs[name].append(json.dumps(to_columns(run_bug(name, world, seed))))
+            print(f"seed {seed}, {name}", flush=True)
+        for name in HEALTHY:
+            healthy[name].append(json.dumps(to_columns(run_healthy(name, world, seed))))
+            print(f"seed {seed}, {name}", flush=True)
+        if seed == 0:
+            guards = {name: stopped_by(name, world) for name in BUGS}
+    return {"config": WORLD | RUN, "guards": guards, "bugs": bugs, "healthy": healthy}
 
 
 def reviews(data: Path, seeds) -> None:

@@ -4,20 +4,20 @@
 
 # %% auto #0
 __all__ = ['evaluate', 'FIGURES', 'QuickstartConfig', 'Data', 'make_data', 'make_tokenizer', 'make_lm', 'train_sft',
-           'make_reward_model', 'film_figures', 'make_trainer', 'run_quickstart', 'run_stages']
+           'make_reward_model', 'Start', 'make_start', 'film_figures', 'make_trainer', 'run_quickstart', 'run_stages']
 
 # %% ../../nbs/learn/03_quickstart.ipynb #af13c296
 import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast, Literal
+from typing import Annotated, Any, cast, Literal, NamedTuple
 
 from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.checks import Count, Limit, NotNegative, Positive
 from ..core.processes import find_device
-from ..core.random import stage_seed
+from ..core.random import stage_seed, torch_threads
 from ..models.agent import Agent, create_reference_model
 from ..models.loading import save_model
 from ..models.reward_model import RewardModel
@@ -179,6 +179,25 @@ def make_reward_model(
     reward_model.eval().requires_grad_(False)
     reward_model.normalise(data.held_out)
     return reward_model, log
+
+# %% ../../nbs/learn/03_quickstart.ipynb #5d1db0b9
+class Start(NamedTuple):
+    "Where stage 3 starts."
+
+    data: Data
+    tokenizer: PreTrainedTokenizerBase
+    lm: GPT2LMHeadModel  # after SFT
+    reward_model: RewardModel
+
+
+def make_start(config: QuickstartConfig) -> Start:  # sizes and seed of the first two stages
+    "Run stages 1 and 2 without checkpoints: where several runs of stage 3 can start."
+    with torch_threads(config.threads):
+        data = make_data(config)
+        tokenizer = make_tokenizer(config)
+        lm, _ = train_sft(config, data, tokenizer)
+        reward_model, _ = make_reward_model(config, data, lm)
+    return Start(data, tokenizer, lm, reward_model)
 
 # %% ../../nbs/learn/03_quickstart.ipynb #8e8d7405
 def film_figures(texts: list[str], ended: list[bool]) -> dict[str, list]:  # one per text

@@ -4,7 +4,6 @@ it in its guide.
 
 import json
 import math
-import sys
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
@@ -16,12 +15,9 @@ from hypothesis import strategies as st
 from instruct_goose.config import RLHFConfig
 from instruct_goose.doctor.diagnosis import LADDER, RULES, diagnose, report
 from instruct_goose.doctor.rules import KEYS
+from instruct_goose.tasks.gallery import to_metrics
 
 root = Path(__file__).parents[2]
-sys.path.append(str(root / "evidence"))
-from lesson_code import lesson_module  # noqa: E402
-
-to_metrics = lesson_module("learn/22_bug_hunt").to_metrics
 
 
 def names(metrics, config=None):

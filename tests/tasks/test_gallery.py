@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -13,20 +12,20 @@ from deep import first
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.doctor.rules import KEYS
 from instruct_goose.models import decoding, response, reward_model, sampling
+from instruct_goose.recipes.quickstart import QuickstartConfig, make_start
+from instruct_goose.tasks import gallery
 from instruct_goose.training import experience, metrics, trainer
 
 root = Path(__file__).parents[2]
-sys.path.append(str(root / "evidence"))
-from lesson_code import lesson_module  # noqa: E402
-
-gallery = lesson_module("learn/22_bug_hunt")
 lesson = json.loads((root / "nbs/learn/22_bug_hunt.ipynb").read_text("utf-8"))
 texts = ["".join(c["source"]) for c in lesson["cells"]]
 
 
 @pytest.fixture(scope="module")
 def world():
-    return gallery.make_world(reviews=800, pairs=400, sft_steps=80, rm_steps=30)
+    small = dict(reviews=800, pairs=400, sft_steps=80, rm_steps=30)
+    start = make_start(QuickstartConfig(**gallery.WORLD | gallery.RUN | small))
+    return gallery.World(start.data.prompts, start.tokenizer, start.lm, start.reward_model)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def test_the_record_is_of_this_catalogue_and_small(record):
     assert list(record["bugs"]) == list(gallery.BUGS) and list(record["healthy"]) == list(
         gallery.HEALTHY
     )
-    assert record["config"] == gallery.SMALL, (
+    assert record["config"] == gallery.WORLD | gallery.RUN, (
         "recorded with other settings: python evidence/run.py gallery"
     )
     assert (root / "evidence/gallery.json").stat().st_size < 700_000
@@ -65,7 +64,7 @@ def test_the_record_is_of_this_catalogue_and_small(record):
         assert len(runs) == 3 and len(set(runs)) == 3
         for run in map(json.loads, runs):
             assert set(run) <= set(KEYS) and {len(c) for c in run.values()} == {
-                gallery.SMALL["steps"]
+                gallery.RUN["steps"]
             }
 
 
