@@ -284,4 +284,5 @@ def versions() -> dict[str, str]:
 # %% ../../nbs/reference/core/files.ipynb #97319933
 def sha256(path: Path) -> str:
     "Compute the SHA-256 of a file, as hexadecimal digits."
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

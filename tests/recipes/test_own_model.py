@@ -706,3 +706,104 @@ def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
     Path("odd.jsonl").rename("set/train.jsonl")
     main(["sft", "--model", "llama", "--dataset", "set:train", *names, "--dry-run"])
     assert "prompt" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- the identity of every stage
+
+PAIRS = [{"prompt": "is tea", "chosen": " hot", "rejected": " wet"}] * 4
+DEMOS = [{"prompt": "is tea", "completion": " hot"}] * 4
+THUMBS = [row | {"label": bool(n % 2)} for n, row in enumerate(DEMOS)]
+STAGES = {"sft": DEMOS, "dpo": PAIRS, "kto": THUMBS, "reward-model": PAIRS}
+
+
+def stage(name, *more):
+    write("rows.jsonl", STAGES[name])
+    quick = ["--batch-size", "2", "--lr", "1e-3", "--held-out", "0", "--device", "cpu"]
+    return [
+        *(name, "--model", "llama", "--data", "rows.jsonl", "--output-dir", name, *quick),
+        *("--save-every", "1", "--no-progress", *more),
+    ]
+
+
+def other_weights():
+    model = AutoModelForCausalLM.from_pretrained("llama")
+    model.model.norm.weight.data.add_(0.5)
+    model.save_pretrained("llama")
+
+
+def other_ids():
+    file = Path("llama/tokenizer.json")
+    text = json.loads(file.read_text())
+    vocabulary = text["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(text))
+
+
+def other_setting(name, **change):
+    file = Path("llama", name)
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+
+
+CHANGED = {
+    "model.safetensors": other_weights,
+    "tokenizer.json": other_ids,
+    "config.json": lambda: other_setting("config.json", rms_norm_eps=0.1),
+    "generation_config.json": lambda: other_setting("generation_config.json", eos_token_id=[0, 7]),
+}
+
+
+@pytest.mark.parametrize("name", first(2, ["dpo", "train", "sft", "kto", "reward-model"]))
+def test_no_stage_goes_on_with_another_model(here, name):
+    flags = train("--output-dir", name, "--save-every", 1)
+    if name in STAGES:
+        flags = stage(name, "--steps", "2")
+    main(flags)
+    for file, change in CHANGED.items():
+        before = {path.name: path.read_bytes() for path in Path("llama").iterdir()}
+        change()
+        assert f"the model's {file} was" in refused(*flags, "--steps", "3", "--resume")
+        for kept, content in before.items():
+            Path("llama", kept).write_bytes(content)
+    Path("llama/README.md").write_text("of no account")
+    main([*flags, "--steps", "3", "--resume"])
+    assert len(log(name)) == 3
+
+
+def test_adapters_do_not_go_on_on_another_base(here):
+    pytest.importorskip("peft")
+    main(stage("sft", "--steps", "1", "--lora-rank", "1"))
+    flags = stage("dpo", "--lora-rank", "1")
+    flags[flags.index("llama")] = "sft"
+    main([*flags, "--steps", "1"])
+    other_weights()
+    assert "base's model.safetensors was" in refused(*flags, "--steps", "2", "--resume")
+
+
+def test_a_run_does_not_go_on_with_another_reward_model(here):
+    main(stage("reward-model", "--steps", "1"))
+    flags = train("--output-dir", "run", "--save-every", 1, reward="reward-model")
+    main(flags)
+    main(stage("reward-model", "--steps", "2", "--resume"))
+    assert "the reward reward-model/model.safetensors was" in refused(
+        *flags, "--steps", "3", "--resume"
+    )
+
+
+def test_the_files_of_a_run_keep_their_history(here, monkeypatch, capsys):
+    "Each file and module that has made a part of a run, with the step from which it counts."
+    monkeypatch.syspath_prepend(str(here))
+    write_rewards = Path("graders.py").write_text
+    write_rewards("def score(texts): return [1.0] * len(texts)\n")
+    flags = train("--output-dir", "run", "--save-every", 1, reward="graders:score")
+    main(flags)
+    write_rewards("def score(texts): return [2.0] * len(texts)\n")
+    for steps in (3, 4):
+        capsys.readouterr()
+        main([*flags, "--steps", str(steps), "--resume"])
+        assert ("graders has changed" in capsys.readouterr().out) == (steps == 3)
+    settings = json.loads(Path("run/config.json").read_text())
+    first_files, second_files = settings["file_history"]
+    assert first_files["from"] == {"stage": None, "step": 0}
+    assert second_files["from"] == {"stage": "ppo", "step": 2}
+    assert first_files["files"].keys() == second_files["files"].keys() == {"graders"}
+    assert first_files["files"] != second_files["files"] == settings["files"]

@@ -34,6 +34,7 @@ def test_a_run_that_could_not_begin_leaves_no_directory_and_one_that_could_names
     longer = QuickstartConfig(
         plugin=("mine.py",), output_dir=tmp_path / "run", resume=True, steps=config.steps + 1
     )
+    (config.output_dir / "summary.json").unlink()
     with pytest.raises(ValueError, match="damaged"):
         in_run_directory(longer, "test", no_model)
     assert (
