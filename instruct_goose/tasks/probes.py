@@ -616,7 +616,13 @@ class ScoresOfTheRowAbove(RLHFTrainer):
 class ColdLoss(RLHFTrainer):
     "The sampler has the temperature of the settings, the training forward 1."
 
-    def __init__(self, model, ref_model=None, config=None, **options):
+    def __init__(
+        self,
+        model: nn.Module,
+        ref_model: nn.Module | None = None,
+        config: RLHFConfig | None = None,
+        **options,
+    ):
         self.warm = config or RLHFConfig()
         super().__init__(model, ref_model, replace(self.warm, temperature=1.0), **options)
 
