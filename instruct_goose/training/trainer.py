@@ -46,7 +46,7 @@ from ..models.sampling import checked_tokens
 from instruct_goose.models.sharding import (
     accumulate_gradient,
     LearnerState,
-    sharded,
+    shard_agent,
     synchronize,
     unsharded_copy,
 )
@@ -152,7 +152,7 @@ class RLHFTrainer:
         self.reference = MovingReference(
             self.ref_model, self.agent.model, self.config.ref_every, self.config.ref_mixup
         )
-        self.optimizer = make_optimizer(optimizer, sharded(self.agent), self.config)
+        self.optimizer = make_optimizer(optimizer, shard_agent(self.agent), self.config)
         self.schedule = LambdaLR(self.optimizer, partial(lr_factor, self.config))
         synchronize(asdict(self.config), self.agent, self.ref_model, self.optimizer)
         self.sampler: Sampler = data_parallel(
