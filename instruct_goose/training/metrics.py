@@ -22,10 +22,10 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ..config import precision, RLHFConfig
-from ..core.processes import full_tensor
 from ..models.agent import Agent
 from ..models.families import vocabulary_size
 from ..models.response import response_logprobs
+from ..models.sharding import full_gradients
 from ..models.tokens import compact
 from ..objective.advantages import discounted_returns
 from ..objective.group import flat_groups
@@ -587,7 +587,8 @@ def sample_weights(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def weight_changes(
-    parameters: Sequence[Tensor],  # after the updates, with the last gradient
+    parameters: Sequence[Tensor],  # after the updates
+    gradients: Sequence[Tensor],  # the last ones, as from `full_gradients`
     before: Sequence[Tensor],  # `sample_weights` of them before the updates
 ) -> dict[str, Tensor]:
     """Measure how the updates moved the weights, of a sample of them.
@@ -596,7 +597,6 @@ def weight_changes(
     the share that moved of the weights with a gradient, `tensors_still` the share of tensors
     that have one and did not move; `clipped_norm` is the norm of the last, clipped gradient.
     """
-    gradients = [_whole_gradient(p) for p in parameters]
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     after = sample_weights(parameters)
     steps = [new - old for new, old in zip(after, before, strict=True)]
@@ -615,14 +615,6 @@ def weight_changes(
         "tensors_still": (tensor_has_gradient & ~tensor_moved).float().mean(),
     }
 
-
-def _whole_gradient(parameter: Tensor) -> Tensor:
-    "Its gradient, zeros where it has none; under FSDP put together from all processes."
-    shard = getattr(parameter, "piece", parameter)  # where `models.sharding` keeps a process's own
-    if shard.grad is None:
-        return torch.zeros_like(parameter)
-    return full_tensor(shard.grad)
-
 # %% ../../nbs/reference/training/metrics.ipynb #bb349912
 class PolicyChange:
     """What an iteration's updates do to the policy and to the weights.
@@ -633,6 +625,7 @@ class PolicyChange:
     """
 
     def __init__(self, agent: Agent, rollout: Rollout, config: RLHFConfig):
+        self.agent = agent
         self.model = agent.model
         self.config = config
         learning = {"policy": [p for p in agent.model.parameters() if p.requires_grad]}
@@ -664,11 +657,16 @@ class PolicyChange:
             kl = exact_kl(self.old_logprobs, self.all_logprobs(self.rows))
             measured["kl_to_old_exact"] = kl.sum() / len(self.rows)
         if "policy" in self.learning:
-            measured |= weight_changes(self.learning["policy"], self.before["policy"])
+            measured |= self.compare_weights("policy")
         if "values" in self.learning:
-            changes = weight_changes(self.learning["values"], self.before["values"])
-            measured["value_weight_step"] = changes["weight_step"]
+            measured["value_weight_step"] = self.compare_weights("values")["weight_step"]
         return json_numbers(measured)
+
+    def compare_weights(self, model: str) -> dict[str, Tensor]:
+        "Compare the weights of the policy or of the values with what they were."
+        parameters = self.learning[model]
+        gradients = full_gradients(self.agent, parameters)
+        return weight_changes(parameters, gradients, self.before[model])
 
 # %% ../../nbs/reference/training/metrics.ipynb #ba5e0002
 def progress_line(metrics: Metrics) -> str:

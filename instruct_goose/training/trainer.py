@@ -46,7 +46,7 @@ from ..models.sampling import checked_tokens
 from instruct_goose.models.sharding import (
     accumulate_gradient,
     LearnerState,
-    sharded,
+    shard_agent,
     synchronize,
     unsharded_copy,
 )
@@ -158,7 +158,7 @@ class RLHFTrainer:
         self.reference = MovingReference(
             self.ref_model, self.agent.model, self.config.ref_every, self.config.ref_mixup
         )
-        self.agent = sharded(self.agent)  # under FSDP its parameters are replaced by shards
+        self.agent = shard_agent(self.agent)  # under FSDP its parameters are replaced by shards
         self.optimizer = make_optimizer(optimizer, self.agent, self.config)
         self.schedule = LambdaLR(self.optimizer, partial(lr_factor, self.config))
         synchronize(asdict(self.config), self.agent, self.ref_model, self.optimizer)

@@ -185,13 +185,13 @@ def test_a_crash_is_tried_once_more_and_said(tmp_path):
 SCRIPT = """
 import sys; sys.path[:0] = {paths!r}
 from two_processes import PPO, run
-from instruct_goose.core.processes import count, is_first
-from instruct_goose.models import sharding as sharded
+from instruct_goose.core.processes import is_main, world_size
+from instruct_goose.models.sharding import fsdp_requested
 import torch
-cut = sharded.asked_for()
+cut = fsdp_requested()
 weights, texts, history = run("ppo", PPO, 2)
 if cut: weights = {{k: (x.full_tensor() if hasattr(x, "full_tensor") else x) for k, x in weights.items()}}
-if is_first(): torch.save((weights, texts, count(), cut), {out!r})
+if is_main(): torch.save((weights, texts, world_size(), cut), {out!r})
 """
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],

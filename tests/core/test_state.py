@@ -220,9 +220,9 @@ OTHERS = {
 @pytest.mark.parametrize("there, here, says", OTHERS.values(), ids=OTHERS)
 def test_another_optimizers_state_is_refused(there, here, says):
     net, optimizer = moved(there)
-    state = optimizer_state(optimizer, net)
+    state = optimizer_state(optimizer, named_tensors(net))
     with pytest.raises(ValueError, match=says):
-        check_optimizer(here(list(net.parameters())), net, *state)
+        check_optimizer(here(list(net.parameters())), named_tensors(net), *state)
 
 
 FORGED_MOMENTS = {
@@ -236,20 +236,20 @@ FORGED_MOMENTS = {
 @pytest.mark.parametrize("forge", FORGED_MOMENTS.values(), ids=FORGED_MOMENTS)
 def test_moments_that_do_not_fit_their_parameters_are_refused(forge):
     net, optimizer = moved(adamw)
-    moments, groups = optimizer_state(optimizer, net)
+    moments, groups = optimizer_state(optimizer, named_tensors(net))
     forged = {moment: dict(by_name) for moment, by_name in moments.items()}
     for moment, by_name in forge(moments["exp_avg"]["0.weight"]).items():
         forged.setdefault(moment, {}).update(by_name)
     with pytest.raises(ValueError, match="another optimizer's moments"):
-        check_optimizer(optimizer, net, forged, groups)
+        check_optimizer(optimizer, named_tensors(net), forged, groups)
 
 
 def test_a_moment_that_is_missing_is_refused():
     net, optimizer = moved(adamw)
-    moments, groups = optimizer_state(optimizer, net)
+    moments, groups = optimizer_state(optimizer, named_tensors(net))
     del moments["exp_avg"]["0.weight"]
     with pytest.raises(ValueError, match="exp_avg of 0.weight is missing"):
-        check_optimizer(optimizer, net, moments, groups)
+        check_optimizer(optimizer, named_tensors(net), moments, groups)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_every_optimizer_is_resumed_from_files(make, tmp_path):
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     optimizer.step()
     schedule.step()  # wraps step
-    moments, groups = optimizer_state(optimizer, net)
+    moments, groups = optimizer_state(optimizer, named_tensors(net))
     path = save_checkpoint(tmp_path, *flatten({"moments": moments, "groups": groups}))
 
     torch.manual_seed(0)
@@ -287,7 +287,7 @@ def test_every_optimizer_is_resumed_from_files(make, tmp_path):
     torch.optim.lr_scheduler.ExponentialLR(empty, 0.9)
     load_module(again, module_state(net))
     state = unflatten(*load_checkpoint(path))
-    check_optimizer(empty, again, state["moments"], state["groups"])
+    check_optimizer(empty, named_tensors(again), state["moments"], state["groups"])
     load_optimizer(empty, state["moments"], state["groups"])
 
     assert empty.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]

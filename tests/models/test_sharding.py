@@ -27,8 +27,14 @@ from two_processes import (
 )
 
 from instruct_goose.core.processes import in_processes, rank
-from instruct_goose.core.state import map_tensors
-from instruct_goose.models.sharding import configs, fsdp_requested, is_sharded, sharded_modules
+from instruct_goose.core.state import flatten, map_tensors
+from instruct_goose.models.sharding import (
+    LearnerState,
+    configs,
+    fsdp_requested,
+    is_sharded,
+    shards_of,
+)
 from instruct_goose.recipes.training import train_in
 from instruct_goose.runs import resume as by_time
 from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint
@@ -55,7 +61,7 @@ def train(preset, settings, out=None, steps=2):
     return (
         {k: p.detach().clone() for k, p in trainer.agent.named_parameters()},
         history,
-        (own, len(sharded_modules(trainer.agent)), is_sharded(trainer.agent)),
+        (own, len(shards_of(trainer.agent).modules), is_sharded(trainer.agent)),
     )
 
 
@@ -147,20 +153,17 @@ def refuses(out):
     "Goes on in pieces; then is given a state with a weight that is NaN, which changes nothing."
     trainer = kept(True, out, 4, resume=True)
     state = copy.deepcopy(map_tensors(torch.clone, trainer.state_dict()))
-    before = {k: x.to_local().clone() for k, x in shards_of(trainer).items()}
+    before = {k: x.to_local().clone() for k, x in shards_of(trainer.agent).parameters.items()}
     weights = state["parts"]["learner"]["model"]
     weights[next(iter(weights))].fill_(float("nan"))
     state["parts"]["coefficients"]["beta"] = 7.0
     with pytest.raises(ValueError, match="is not finite"):
         trainer.load_state_dict(state)
     assert trainer.beta != 7.0
-    assert all(x.to_local().equal(before[k]) for k, x in shards_of(trainer).items())
+    assert all(
+        x.to_local().equal(before[k]) for k, x in shards_of(trainer.agent).parameters.items()
+    )
     return weights_of(trainer)
-
-
-def shards_of(trainer):
-    "The parameters that the optimizer moves: this process's shards, by name."
-    return vars(trainer.agent)["pieces"]
 
 
 def test_a_run_in_pieces_is_saved_as_one_and_goes_on_after_ctrl_c(tmp_path):
@@ -242,6 +245,165 @@ def test_begun_by_one_or_by_two_it_is_one_run(preset, settings, more, tmp_path):
         assert apart(both, again) < 1e-9
     for out in ("alone first", "pieces first"):
         same_state(newest(tmp_path / "six"), newest(tmp_path / out))
+
+
+# ----------------------------------------------------------- LearnerState
+
+
+def a_learner(steps, make_optimizer=torch.optim.AdamW):
+    "A linear map and its optimizer, after some steps."
+    torch.manual_seed(0)
+    module = torch.nn.Linear(3, 2)
+    optimizer = make_optimizer(module.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        module(torch.ones(3)).square().sum().backward()
+        optimizer.step()
+    return LearnerState(module, optimizer)
+
+
+def copied_state(learner):
+    return map_tensors(torch.clone, learner.state_dict())
+
+
+def require_same(state, other):
+    tensors, record = flatten(state)
+    others, other_record = flatten(other)
+    assert record == other_record
+    assert tensors.keys() == others.keys()
+    assert all(x.equal(others[name]) for name, x in tensors.items())
+
+
+def test_a_learner_that_is_given_a_state_has_this_state():
+    state = copied_state(a_learner(steps=3))
+    learner = a_learner(steps=1)
+    learner.check_state_dict(state)
+    learner.load_state_dict(state)
+    require_same(copied_state(learner), state)
+
+
+def test_a_state_from_before_the_first_step_takes_the_moments_away():
+    unbegun = copied_state(a_learner(steps=0))
+    assert unbegun["moments"] == {}
+    learner = a_learner(steps=2)
+    learner.load_state_dict(unbegun)
+    require_same(copied_state(learner), unbegun)
+
+
+def with_nan(state):
+    state["model"]["weight"][0, 0] = float("nan")
+
+
+def without_bias(state):
+    del state["model"]["bias"]
+
+
+def with_a_moment_of_another_shape(state):
+    state["moments"]["exp_avg"]["weight"] = torch.zeros(5)
+
+
+def with_another_decay(state):
+    state["groups"][0]["settings"]["weight_decay"] = 0.5
+
+
+def without_groups(state):
+    del state["groups"]
+
+
+REFUSED_STATES = {
+    with_nan: "weight is not finite",
+    without_bias: "another model's weights: bias is missing",
+    with_a_moment_of_another_shape: "another optimizer's moments: exp_avg of weight",
+    with_another_decay: "weight_decay was 0.5 and is 0.01",
+    without_groups: "groups",
+}
+
+
+@pytest.mark.parametrize("forge, says", REFUSED_STATES.items())
+def test_a_learner_refuses_another_ones_state_and_stays_as_it_is(forge, says):
+    learner = a_learner(steps=2)
+    before = copied_state(learner)
+    forged = copy.deepcopy(before)
+    forge(forged)
+    with pytest.raises(ValueError, match=says):
+        learner.check_state_dict(forged)
+    require_same(copied_state(learner), before)
+
+
+def test_a_learner_refuses_an_optimizer_of_other_weights():
+    other = torch.nn.Linear(3, 2)
+    learner = LearnerState(other, a_learner(steps=1).optimizer)
+    with pytest.raises(ValueError, match="do not belong to the model"):
+        learner.state_dict()
+
+
+def sharded_learner(make_optimizer=None):
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    trainer = trainer_of("ppo", steps=2, **PPO)
+    optimizer = trainer.optimizer
+    if make_optimizer is not None:
+        optimizer = make_optimizer(shards_of(trainer.agent).parameters.values())
+    return LearnerState(trainer.agent, optimizer)
+
+
+def states_of_a_learner_before_its_first_step():
+    learner = sharded_learner()
+    first = copied_state(learner)
+    second = copied_state(learner)
+    return first["moments"], second["moments"], len(learner.optimizer.state)
+
+
+def test_reading_the_state_of_sharded_weights_takes_no_step():
+    "torch.distributed.checkpoint's get_optimizer_state_dict does: Adam's step would be 1."
+    read = in_processes(2, states_of_a_learner_before_its_first_step, seconds=300)
+    assert read == [({}, {}, 0)] * 2
+
+
+def load_whole_moments():
+    "Gives a sharded learner moments of ones, then none; returns what it has."
+    learner = sharded_learner()
+    unbegun = copied_state(learner)
+    shards = shards_of(learner.module).parameters
+    ones = {name: torch.ones(shard.shape, dtype=shard.dtype) for name, shard in shards.items()}
+    steps = {name: torch.tensor(3.0) for name in shards}
+    moments = {"step": steps, "exp_avg": ones, "exp_avg_sq": dict(ones)}
+    groups = copy.deepcopy(unbegun["groups"])
+    for group in groups:
+        group["params"] = {name: sorted(moments) for name in group["params"]}
+    state = unbegun | {"moments": moments, "groups": groups}
+    learner.check_state_dict(state)
+    learner.load_state_dict(state)
+    held = sum(x["exp_avg"].to_local().numel() for x in learner.optimizer.state.values())
+    require_same(copied_state(learner), state)
+    learner.load_state_dict(unbegun)
+    require_same(copied_state(learner), unbegun)
+    return held, sum(x.numel() for x in ones.values())
+
+
+def test_each_process_keeps_its_shards_of_whole_moments():
+    (first, whole), (second, _) = in_processes(2, load_whole_moments, seconds=300)
+    assert first + second == whole
+    assert max(first, second) < 0.56 * whole  # a value head of one row cannot be halved
+
+
+class MeanGradient(torch.optim.SGD):
+    "An optimizer that remembers a number per column of each weight."
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["columns"] = torch.zeros(p.shape[-1] + 1)
+
+
+def save_moments_per_column():
+    learner = sharded_learner(MeanGradient)
+    learner.optimizer.step()
+    learner.state_dict()
+
+
+def test_sharded_moments_of_another_shape_than_the_weights_are_refused():
+    with pytest.raises(RuntimeError, match="process 0: ValueError: .* optimizer cannot be saved"):
+        in_processes(2, save_moments_per_column, seconds=300)
 
 
 # ----------------------------------------------------------- DeepSpeed, and configurations
