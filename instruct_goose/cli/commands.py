@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['Loaded', 'Conversation', 'Writing', 'SampleConfig', 'load_models', 'model_before', 'run_sample', 'responses_of',
-           'stops_of', 'check_words', 'ChatConfig', 'run_chat', 'next_line', 'stream_answer', 'MergeConfig',
-           'run_merge', 'ProbeConfig', 'run_ladder', 'DoctorConfig', 'run_doctor', 'ExercisesConfig', 'run_exercises']
+           'stops_of', 'check_words', 'ChatConfig', 'run_chat', 'next_line', 'PrintableStreamer', 'stream_answer',
+           'MergeConfig', 'run_merge', 'ProbeConfig', 'run_ladder', 'DoctorConfig', 'run_doctor', 'ExercisesConfig',
+           'run_exercises']
 
 # %% ../../nbs/reference/cli/commands.ipynb #d2de016d
 import json
@@ -19,8 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from tyro.conf import Positional
 
 from .. import exercises
-from ..core.checks import Count, Positive, Seed, Settings
-from ..core.files import read_json, text_table
+from ..core.checks import Count, Positive, Seed, Settings, Threads
+from ..core.files import printable, read_json, text_table
 from ..core.random import torch_threads
 from ..doctor.diagnosis import diagnose, report
 from ..doctor.report import read_run
@@ -50,7 +51,7 @@ class Writing(Settings):
     temperature: Positive = 1.0  # 1 is the distribution that was trained; lower is tamer
     top_k: Count | None = None  # keep only the k likeliest tokens of each step
     seed: Seed = 0  # of the sampler
-    threads: Count = 1  # torch threads
+    threads: Threads = 1  # torch threads
 
 
 @dataclass
@@ -235,6 +236,13 @@ def next_line() -> str:  # "" at the end of the input
         return ""
 
 
+class PrintableStreamer(TextStreamer):
+    "Prints an answer as it is written; what would steer the terminal is shown, not sent."
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        super().on_finalized_text(printable(text), stream_end)
+
+
 def stream_answer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -262,7 +270,9 @@ def stream_answer(
         pad_token_id=pad_id_of(tokenizer),
         tokenizer=tokenizer,
         stop_strings=list(stop_strings.texts) if stop_strings else None,
-        streamer=TextStreamer(cast(Any, tokenizer), skip_prompt=True, skip_special_tokens=True),
+        streamer=PrintableStreamer(
+            cast(Any, tokenizer), skip_prompt=True, skip_special_tokens=True
+        ),
     )
     return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
 

@@ -12,6 +12,7 @@ __all__ = ['COMMANDS', 'OURS', 'IN_A_SHELL', 'Command', 'load_quickstart', 'load
 # %% ../../nbs/guides/command_line.ipynb #b07e26d8
 import os
 import re
+import shlex
 import sys
 import sysconfig
 import traceback
@@ -33,7 +34,7 @@ from typing import (
 
 import tyro
 
-from ..core.files import package_version
+from ..core.files import package_version, printable, replace_unprintable
 
 # %% ../../nbs/guides/command_line.ipynb #795c4ef7
 class Command(NamedTuple):
@@ -351,7 +352,7 @@ def run_plugins(argv: list[str]) -> None:
         if not set(earlier) <= set(files):
             raise ValueError(
                 f"the run in {path.parent} was made with plug-ins: give --plugin "
-                f"{' '.join(earlier)} again"
+                f"{shlex.join(earlier)} again"
             )
     load_plugins(files)
 
@@ -381,8 +382,6 @@ IN_A_SHELL = {  # what a message says in Python: the same as a flag
 
 def in_a_sentence(error: BaseException) -> str:
     "What was raised, of at most 1,500 characters, with its place if it is the user's."
-    from instruct_goose.models.tokens import printable
-
     place = foreign(error)
     is_ours = isinstance(error, OURS) or type(error).__module__.startswith("instruct_goose")
     text = "".join(traceback.format_exception_only(error)).strip()
@@ -404,6 +403,7 @@ def main(argv: list[str] | None = None) -> None:  # None: what the shell gave
     Whatever a user's code raises becomes a sentence here. Exits with 2 for bad settings, 1 for
     everything else, 130 after Ctrl-C.
     """
+    replace_unprintable()
     try:
         try:
             run_command(sys.argv[1:] if argv is None else argv)

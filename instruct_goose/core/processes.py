@@ -6,7 +6,7 @@
 __all__ = ['TORCHRUN_VARIABLES', 'DEFAULT_TIMEOUT', 'T', 'WorkerResult', 'init_processes', 'world_size', 'rank', 'find_device',
            'is_main', 'rank_slice', 'PeerFailed', 'gather_results', 'all_gather_object', 'allow_numpy_types',
            'serialize', 'deserialize', 'explain_lost_peer', 'on_main', 'require_equal', 'all_reduce', 'full_tensor',
-           'broadcast_weights', 'in_processes', 'run_workers', 'run_worker', 'ProgressBar']
+           'broadcast_weights', 'in_processes', 'run_workers', 'run_worker', 'ProgressBar', 'is_terminal']
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00004
 import io
@@ -350,7 +350,7 @@ class ProgressBar(tqdm):
             total=total,
             initial=done,
             disable=not (show and is_main()),
-            mininterval=0.5 if sys.stderr.isatty() else 60,
+            mininterval=0.5 if is_terminal() else 60,
             dynamic_ncols=True,
         )
 
@@ -358,3 +358,9 @@ class ProgressBar(tqdm):
         "Count one more step; `numbers` stands behind the bar."
         self.set_postfix_str(numbers, refresh=False)
         self.update()
+
+
+def is_terminal() -> bool:
+    "Does somebody watch standard error? What stands in its place may not be able to say."
+    isatty = getattr(sys.stderr, "isatty", None)
+    return isatty is not None and isatty()

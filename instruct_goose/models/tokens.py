@@ -4,11 +4,9 @@
 
 # %% auto #0
 __all__ = ['to_fast_tokenizer', 'word_tokenizer', 'bpe_tokenizer', 'encode_all', 'require_fitting', 'pad_id_of', 'token_limit',
-           'printable', 'pad', 'unpad', 'as_mask', 'position_ids', 'compact', 'PromptDataset', 'pair_texts',
-           'PairDataset']
+           'pad', 'unpad', 'as_mask', 'position_ids', 'compact', 'PromptDataset', 'pair_texts', 'PairDataset']
 
 # %% ../../nbs/reference/models/tokens.ipynb #e9c7bd43
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -161,18 +159,6 @@ def token_limit(tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> i
             "the model's context?"
         )
     return limit
-
-# %% ../../nbs/reference/models/tokens.ipynb #e250349b
-_UNSAFE = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, all but tab and line feed
-    r"\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # marks of direction, ends of lines
-    r"\ud800-\udfff]"
-)  # halves of surrogate pairs
-
-
-def printable(text: str) -> str:
-    "The text with control characters and marks that turn its direction shown as escapes."
-    return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 # %% ../../nbs/reference/models/tokens.ipynb #aa6419ef
 def pad(

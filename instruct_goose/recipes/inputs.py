@@ -32,7 +32,16 @@ from transformers import (
 )
 
 from ..config import FOREIGN_NAMES
-from ..core.checks import value_error, Count, hints_for, OneOf, Seed, Settings, shorten
+from instruct_goose.core.checks import (
+    value_error,
+    Count,
+    hints_for,
+    OneOf,
+    Seed,
+    Settings,
+    shorten,
+    Threads,
+)
 from ..core.files import sha256, text_table
 from ..data.files import BadRow
 from ..data.load import check_source, read_rows, Source
@@ -415,7 +424,7 @@ class OwnRun(Settings):
     save_every: Count | None = 50  # steps between checkpoints; none: by time alone
     keep: Count = 2  # checkpoints that stay
     resume: bool = False  # go on with the run in output_dir; with more steps, make it longer
-    threads: Count | None = None  # torch threads; none: as many as torch takes
+    threads: Threads | None = None  # torch threads; none: as many as torch takes
     seed: Seed = 0  # of everything
     lora_rank: Count | None = None  # train adapters of this rank alone; none: all weights
     four_bits: bool = False  # QLoRA: the frozen weights in 4 bits; needs lora_rank, bitsandbytes

@@ -25,7 +25,16 @@ from torch import nn, Tensor
 from transformers import LlamaForCausalLM, LlamaModel, PreTrainedTokenizerBase
 from tyro.conf import Positional
 
-from ..core.checks import Count, Limit, NotNegative, OneOf, Positive, Seed, Settings
+from instruct_goose.core.checks import (
+    Count,
+    Limit,
+    NotNegative,
+    OneOf,
+    Positive,
+    Seed,
+    Settings,
+    Threads,
+)
 from ..core.files import text_table
 from ..core.processes import find_device
 from ..core.random import stage_seed
@@ -576,7 +585,7 @@ class RecipeFlags(Settings):
     cache: Path | None = None  # where the plain model is kept between runs; none: nowhere
     data: Path | None = None  # of smollm-reviews: the directory of the rated sentences
     device: Literal["auto", "cpu", "cuda"] | None = None  # none: the recipe's
-    threads: Count | None = None  # torch threads; none: one
+    threads: Threads | None = None  # torch threads; none: one
     stand_in: bool = False  # a tiny model with random weights: to try the program out
     gradient_checkpointing: bool = False  # less memory, one more forward in each backward
     track: Track = None  # also tell this program, as it goes: tensorboard, wandb or trackio

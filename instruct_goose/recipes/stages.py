@@ -19,7 +19,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import RLHFConfig
-from ..core.checks import Count, Positive
+from ..core.checks import Count, Positive, Threads
 from ..core.files import shown_path, text_table, versions, write_atomically
 from ..core.random import stage_seed
 from ..models.agent import Agent
@@ -46,7 +46,7 @@ class RecipeSettings(PlugIns, RLHFConfig):
     "The trainer's settings, and those of every recipe."
 
     output_dir: Path | None = None  # where the run is written; none: a fresh directory under runs/
-    threads: Count = 1  # torch threads; on a busy machine two can be far slower than one
+    threads: Threads = 1  # torch threads; on a busy machine two can be far slower than one
     save_every: Count | None = None  # iterations between checkpoints; none: by time alone
     keep: Count = 2  # checkpoints that stay
     resume: bool = False  # go on with the run in output_dir from its newest checkpoint

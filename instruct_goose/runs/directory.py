@@ -9,6 +9,7 @@ __all__ = ['MODEL_FILES', 'new_run_dir', 'claim_run_dir', 'open_run', 'finished_
            'name_changed_files', 'model_digests', 'directory_digests']
 
 # %% ../../nbs/reference/runs/directory.ipynb #ed9beb72
+import hashlib
 import json
 import os
 import re
@@ -32,6 +33,7 @@ from instruct_goose.core.files import (
     shell_path,
     shown_path,
     nan_to_none,
+    replace_unprintable,
     write_json,
     write_atomically,
 )
@@ -193,6 +195,7 @@ class RunLog(Callback[RLHFTrainer]):
         self.tokens = self.path.with_name("tokens.jsonl")
         self.stage = stage
         self.metrics: list[Metrics] = []  # of all iterations, as the file has them
+        self.digest = hashlib.sha256()  # of their lines
 
     def on_end(self, trainer: RLHFTrainer, experience: Experience, metrics: Metrics) -> None:
         "An iteration is over: write its lines, then let the stage keep the state."
@@ -203,46 +206,65 @@ class RunLog(Callback[RLHFTrainer]):
                 row = {"iteration": metrics["iteration"], "responses": responses}
                 append_jsonl(self.tokens, row)
         self.metrics.append(nan_to_none(metrics))
+        self.digest.update(json_line(metrics).encode())
         state = partial(self.state_of, trainer)
         self.stage.after_step(trainer.iteration, trainer.config.steps, state)
 
     def state_of(self, trainer: RLHFTrainer) -> State:
-        "The trainer's state, with the log so far."
-        return trainer.state_dict() | {"metrics": list(self.metrics)}
+        "The trainer's state, with the length and the SHA-256 of the log that belongs to it."
+        log = {"lines": len(self.metrics), "sha256": self.digest.hexdigest()}
+        return trainer.state_dict() | {"log": log}
 
     def restore(self, trainer: RLHFTrainer) -> None:
         """Go on where the stage was left: trainer and log as they were then.
 
         A log that is ahead of its checkpoint is cut back; one without a checkpoint is kept
-        beside. Raises ValueError for a state that is not this trainer's.
+        beside. Raises ValueError for a state that is not this trainer's, and for a log that is
+        not the one that belongs to it.
         """
         state = self.stage.saved
         if state is not None:
-            self.metrics = checked_log(state, self.path)
+            self.metrics = on_main(partial(checked_log, state, self.path))
+            for metrics in self.metrics:
+                self.digest.update(json_line(metrics).encode())
             config = {**state["identity"]["config"], "steps": trainer.config.steps}
             identity = {**state["identity"], "config": config}  # a run may grow
             trainer.load_state_dict({**state, "identity": identity})
         if is_main():
             truncate_log(self.tokens, trainer.iteration)
             truncate_log(self.path, trainer.iteration)
-            if self.metrics:
-                write_atomically(self.path, "".join(json_line(row) for row in self.metrics))
 
 
 def checked_log(state: Mapping, path: Path) -> list[Metrics]:
-    "The log in a trainer's stage. Raises ValueError for one that ends elsewhere than the trainer."
-    metrics = state.get("metrics") or []
+    """Read the log that belongs to a trainer's state, without the lines that it is ahead.
+
+    Raises ValueError for a state that ends elsewhere than its trainer, and for a file that is not
+    what was written.
+    """
+    log = state.get("log")
+    lines = log.get("lines") if isinstance(log, Mapping) else None
     done = state.get("iteration", "?")
-    with suppress(TypeError, KeyError, OverflowError, MemoryError):
-        numbers = [row["iteration"] for row in metrics]
-        expected = list(range(done - len(numbers), done))
-        has_settings = isinstance(state["identity"]["config"], Mapping)
-        if numbers and numbers == expected and numbers[0] >= 0 and has_settings:
-            return list(metrics)
-    raise ValueError(
+    identity = state.get("identity")
+    has_settings = isinstance(identity, Mapping) and isinstance(identity.get("config"), Mapping)
+    numbers_fit = type(lines) is int and type(done) is int and 0 < lines <= done
+    nonsense = ValueError(
         f"the newest checkpoint beside {path} is not that of a run: {str(done)[:40]} iterations, "
-        f"and a log of {len(metrics)}. Remove it, or take another"
+        f"and a log of {str(lines)[:40]}. Remove it, or take another"
     )
+    if not (has_settings and numbers_fit):
+        raise nonsense
+    written = []
+    if path.exists():
+        written = path.read_bytes().splitlines(keepends=True)[:lines]
+    if hashlib.sha256(b"".join(written)).hexdigest() != log.get("sha256"):
+        raise ValueError(
+            f"{path} is not the log of the run: its first {lines} lines are not those that were "
+            "written. Restore the file, or begin a new run in another directory"
+        )
+    metrics = [json.loads(line) for line in written]
+    if metrics[-1]["iteration"] != done - 1:
+        raise nonsense
+    return metrics
 
 
 def truncate_log(path: Path, done: int) -> None:
@@ -359,6 +381,7 @@ def in_run_directory(
     has one holds a finished run. Of a finished run the one that is there is returned, and nothing
     is done. Raises as `finished_run` and `open_run`, before anything is written.
     """
+    replace_unprintable()
     summary = on_main(partial(finished_run, config))
     if summary is not None:
         return summary

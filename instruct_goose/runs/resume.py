@@ -33,6 +33,7 @@ from instruct_goose.core.files import (
     remove_unfinished,
     shell_path,
     shown_path,
+    sync_file,
 )
 from ..core.processes import is_main, on_main, world_size
 from instruct_goose.core.state import (
@@ -183,6 +184,8 @@ class CheckpointManager:
             "environment": environment() | {"instruct_goose": package_version()},
             "stages": stages,
         }
+        for name in LOGS:  # a checkpoint counts on its log
+            sync_file(self.run / name)
         save_checkpoint(self.directory, tensors, record, self.keep)
         self.on_disk = latest
         self.saved_at = time.monotonic()

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..config import RLHFConfig
 from ..models.agent import Evaluation
-from ..models.tokens import printable
+from ..core.files import printable
 from ..objective.kl import log_ratio
 from ..objective.masks import masked_sum
 from ..objective.policy_loss import held_tokens, probability_ratio

@@ -1,17 +1,25 @@
 "The command as a shell runs it: a real process, so that nothing imported here can help."
 
+import io
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from deep import first
 
+from instruct_goose.cli.commands import PrintableStreamer, SampleConfig
 from instruct_goose.cli.main import flags, main
+from instruct_goose.core.processes import ProgressBar
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.recipes import quickstart, ratings
 from instruct_goose.recipes.quickstart import QuickstartConfig
 from instruct_goose.recipes.ratings import ReviewsConfig
+from instruct_goose.recipes.training import RunSettings
+from instruct_goose.runs.directory import in_run_directory
+from instruct_goose.runs.resume import CheckpointManager
 
 TINY = [
     "--reviews",
@@ -312,3 +320,67 @@ def test_a_list_given_twice_is_refused():
     with pytest.raises(ValueError, match="--reward is there twice"):
         flags("train", ["--reward", "a.py:f", "--steps", "1", "--reward=b.py:g"])
     flags("train", ["--steps", "1", "--steps", "2"])
+
+
+# ---------------------------------------------------------------- where the output goes
+
+
+@pytest.mark.parametrize("argv", first(2, [["exercises"], ["--help"], ["train", "--help"]]))
+def test_an_output_that_is_not_utf8_gets_replacements(argv):
+    code = "import sys; from instruct_goose.cli.main import main; main(sys.argv[1:])"
+    for encoding in ("ascii", "latin-1"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *argv],
+            env=os.environ | {"PYTHONIOENCODING": encoding},
+            capture_output=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.decode(encoding)
+
+
+def test_a_run_ends_well_on_an_output_that_is_not_utf8(tmp_path, monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    config = RunSettings(output_dir=tmp_path / "run", steps=1)
+    in_run_directory(config, "test", lambda run_dir, manager: {"printed": print("π → θ")})
+    assert (tmp_path / "run/summary.json").exists()
+    out.flush()
+    assert b"? ? ?" in out.buffer.getvalue()
+
+
+def test_a_progress_bar_asks_nothing_of_standard_error_but_to_write(monkeypatch):
+    class Plain:
+        def __init__(self):
+            self.texts = []
+
+        def write(self, text):
+            self.texts.append(text)
+
+    plain = Plain()
+    monkeypatch.setattr(sys, "stderr", plain)
+    with ProgressBar(2, "SFT") as bar:
+        bar.step("loss 1.0")
+    assert "SFT" in "".join(plain.texts)
+
+
+@pytest.mark.parametrize("threads", [0, 1025, 10**9])
+def test_threads_are_bounded(threads):
+    for kind in (SampleConfig, QuickstartConfig):
+        needed = {"run_dir": Path("run")} if kind is SampleConfig else {}
+        with pytest.raises(ValueError, match="threads"):
+            kind(threads=threads, **needed)
+
+
+def test_an_answer_in_a_chat_does_not_steer_the_terminal(capsys):
+    streamer = PrintableStreamer(None)
+    streamer.on_finalized_text("\x1b[2Jgone\n", stream_end=True)
+    assert capsys.readouterr().out == "\\x1b[2Jgone\n\n"
+
+
+def test_the_hint_to_go_on_is_a_word_of_the_shell(tmp_path, capsys):
+    out = tmp_path / "my run"
+    out.mkdir()
+    with pytest.raises(KeyboardInterrupt), CheckpointManager(out, {}, steps=3) as manager:
+        manager.stage("ppo").after_step(1, 3, lambda: {"x": 1})
+        raise KeyboardInterrupt
+    assert f"--output-dir '{out}' --resume" in capsys.readouterr().err

@@ -11,7 +11,6 @@ from instruct_goose.models.tokens import (
     as_mask,
     compact,
     pad,
-    printable,
     word_tokenizer,
 )
 
@@ -129,23 +128,3 @@ def test_pairs_of_every_kind(words):
         for text, ids, mask in zip(texts, batch[f"{side}_ids"], batch[f"{side}_mask"], strict=True):
             assert words.decode(ids[mask], skip_special_tokens=True) == text
             assert mask.long().diff().le(0).all()  # padded on the right
-
-
-# --- what is shown ---
-
-
-@pytest.mark.parametrize(
-    "text, shown",
-    [
-        ("\x1b[2Jgone", r"\x1b[2Jgone"),
-        ("a\rb", r"a\rb"),
-        ("\x9b31m", r"\x9b31m"),
-        ("\u202egood", r"\u202egood"),
-        ("\ud800", r"\ud800"),
-        ("\x07\x00\x7f", r"\x07\x00\x7f"),
-        ("a\n\tb", "a\n\tb"),
-        ("漢字 🙂 é", "漢字 🙂 é"),
-    ],
-)
-def test_escape_sequences_are_shown_not_sent(text, shown):
-    assert printable(text) == shown and printable(shown) == shown

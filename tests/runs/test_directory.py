@@ -404,7 +404,9 @@ def test_a_card_says_what_was_done_and_nothing_of_the_machine(base, named):
     )
 
 
-@pytest.mark.parametrize("wrong", [{"iteration": 10**9}, {"metrics": [1, 2]}, {"metrics": None}])
+@pytest.mark.parametrize(
+    "wrong", [{"iteration": 10**9}, {"iteration": 1}, {"log": [1, 2]}, {"log": None}]
+)
 def test_a_checkpoint_that_was_resealed_with_nonsense_is_refused(tmp_path, wrong):
     made = trainer(2)
     train_in(made, tmp_path, ROWS, right, save_every=1, progress=False)
@@ -416,6 +418,23 @@ def test_a_checkpoint_that_was_resealed_with_nonsense_is_refused(tmp_path, wrong
     with pytest.raises(ValueError, match="not that of a run"):
         train_in(trainer(2), tmp_path, ROWS, right, resume=True, progress=False)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_does_not_grow_with_the_log_and_refuses_another_log(tmp_path):
+    train_in(trainer(6), tmp_path, ROWS, right, save_every=1, keep=9, progress=False)
+    sizes = [path.stat().st_size for path in tmp_path.rglob("record.json")]
+    path = tmp_path / "metrics.jsonl"
+    before = path.read_bytes()
+    assert len(sizes) == 6 and max(sizes) - min(sizes) < 200 < len(before) / 6
+    (tmp_path / "summary.json").unlink()
+    for content in (before.replace(b'"iteration": 1', b'"iteration": 1.0'), before[:-9], b""):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="metrics.jsonl is not the log of the run"):
+            train_in(trainer(6), tmp_path, ROWS, right, resume=True, progress=False)
+        assert path.read_bytes() == content
+    path.write_bytes(before + b'{"iteration": 6}\n{"it')
+    train_in(trainer(6), tmp_path, ROWS, right, resume=True, progress=False)
+    assert path.read_bytes() == before
 
 
 # ---------------------------------------------------------------- what a user's code does to a run
