@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TORCHRUN_VARIABLES', 'DEFAULT_TIMEOUT', 'T', 'WorkerResult', 'init_processes', 'world_size', 'rank', 'find_device',
-           'is_main', 'rank_slice', 'PeerFailed', 'gather_results', 'all_gather_object', 'allow_numpy_types',
+           'is_main', 'rank_slice', 'PeerFailed', 'gather_results', 'all_gather_object', 'allow_plain_types',
            'serialize', 'deserialize', 'explain_lost_peer', 'on_main', 'require_equal', 'all_reduce', 'full_tensor',
            'broadcast_weights', 'in_processes', 'run_workers', 'run_worker', 'ProgressBar', 'is_terminal']
 
@@ -151,8 +151,12 @@ def all_gather_object(x: T) -> list[T]:
     return [deserialize(data) for data in received]
 
 
-def allow_numpy_types() -> None:
-    "Numpy's numbers and arrays, which reward functions like to return, and torch's version."
+def allow_plain_types() -> None:
+    """Let processes send each other more than tensors and plain values.
+
+    That is numpy's numbers and arrays, which reward functions like to return, torch's version,
+    and paths, which settings hold.
+    """
     array = np.zeros(1)
     type_codes = np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"
     types: list[Any] = [
@@ -161,12 +165,13 @@ def allow_numpy_types() -> None:
         np.ndarray,
         np.dtype,
         type(torch.__version__),
+        type(Path()),
         *{type(np.dtype(code)) for code in type_codes},
     ]
     torch.serialization.add_safe_globals(types)
 
 
-allow_numpy_types()
+allow_plain_types()
 
 
 def serialize(x: object) -> bytes:

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ReadRows', 'Work', 'TrainConfig', 'RunInputs', 'inspect_inputs', 'prompt_lengths', 'plan', 'memory_of_run',
-           'plan_text', 'run_train', 'train_on', 'learn_demos', 'Supervised', 'SFTConfig', 'RewardModelConfig',
-           'DPOConfig', 'KTOConfig', 'StageInputs', 'run_supervised', 'stage_inputs', 'split_held_out',
-           'answer_columns', 'read_answers', 'read_labelled_answers', 'read_pairs', 'run_sft', 'run_reward_model',
-           'run_dpo', 'run_kto', 'log_ratios']
+           'plan_text', 'run_train', 'train_on', 'show_results', 'learn_demos', 'Supervised', 'SFTConfig',
+           'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'StageInputs', 'run_supervised', 'stage_inputs',
+           'split_held_out', 'answer_columns', 'read_answers', 'read_labelled_answers', 'read_pairs', 'run_sft',
+           'run_reward_model', 'run_dpo', 'run_kto', 'log_ratios']
 
 # %% ../../nbs/learn/23_your_own.ipynb #761bee08
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ from instruct_goose.core.files import (
     whole_directory,
     write_atomically,
 )
-from ..core.processes import find_device
+from ..core.processes import find_device, on_main, world_size
 from ..core.random import stage_seed
 from ..data.load import Source
 from ..doctor.rules import read_metrics
@@ -248,7 +248,7 @@ def train_on(
     model = own_model(inputs.place, config)
     if inputs.demos:
         learn_demos(config, model, inputs, manager)
-        save_model(model, inputs.tokenizer, out / "sft")
+        on_main(partial(save_model, model, inputs.tokenizer, out / "sft"))
     agent = Agent(
         model.eval(),
         "copy" if config.value_model == "copy" else None,
@@ -271,18 +271,24 @@ def train_on(
         files=files,
         config={"algorithm": config.algorithm} | settings_of(config),
     )
+    on_main(partial(show_results, summary, len(shown), out))
+    return summary
+
+
+def show_results(summary: dict, n_shown: int, out: Path) -> None:
+    "Draw the metrics, and print some samples and what has become of the reward."
     plot_metrics(read_metrics(out)[0], out)
-    kind = "held_out" if inputs.held_out else "training"
+    kind = "training" if "training_reward" in summary else "held_out"
     reward_mean = summary[f"{kind}_reward"]
     samples = (out / "samples.md").read_text("utf-8").splitlines()
     print("\n".join(samples[2:12]))
     print(
-        f"\nReward on {len(shown)} {kind.replace('_', '-')} prompts: "
+        f"\nReward on {n_shown} {kind.replace('_', '-')} prompts: "
         f"{reward_mean['before']:.3f} → {reward_mean['after']:.3f}, "
         f"KL {summary['last']['kl_to_reference']:.2f} nats a response. "
-        f"{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and samples: {shown_path(out)}"
+        f"{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and samples: "
+        f"{shown_path(out)}"
     )
-    return summary
 
 
 def learn_demos(
@@ -372,6 +378,8 @@ def run_supervised(
     Raises, before anything is written, OSError or ValueError for what cannot be used.
     """
     find_device(config.device)
+    if world_size() > 1:
+        raise ValueError(f"{name} runs in one process: start it without torchrun")
     place = find_model(config.model)
     tokenizer = own_tokenizer(place)
     rows, held_out = split_held_out(config, tokenizer, read)

@@ -10,7 +10,7 @@ __all__ = ['UNRELATED', 'SHOWN_METRICS', 'RunSettings', 'TrainingJob', 'run_job'
 # %% ../../nbs/reference/recipes/training.ipynb #ae7d6a31
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path

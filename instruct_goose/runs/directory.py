@@ -37,7 +37,7 @@ from instruct_goose.core.files import (
     write_json,
     write_atomically,
 )
-from ..core.processes import is_main, on_main
+from ..core.processes import init_processes, is_main, on_main
 from ..core.random import torch_threads
 from ..core.state import FREE_SETTINGS, State
 from ..doctor.diagnosis import diagnose
@@ -382,6 +382,7 @@ def in_run_directory(
     is done. Raises as `finished_run` and `open_run`, before anything is written.
     """
     replace_unprintable()
+    init_processes()  # of torchrun: they meet before one of them takes the directory
     summary = on_main(partial(finished_run, config))
     if summary is not None:
         return summary

@@ -5,7 +5,11 @@ Oracles: files as other programs read them; a run that was never stopped.
 
 import hashlib
 import json
+import multiprocessing
+import os
 import re
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -807,3 +811,61 @@ def test_the_files_of_a_run_keep_their_history(here, monkeypatch, capsys):
     assert second_files["from"] == {"stage": "ppo", "step": 2}
     assert first_files["files"].keys() == second_files["files"].keys() == {"graders"}
     assert first_files["files"] != second_files["files"] == settings["files"]
+
+
+# ---------------------------------------------------------------- several processes
+
+
+def as_torchrun(rank, port, flags):
+    "What torchrun tells a process that it starts."
+    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": f"{port}"}
+    torch.set_num_threads(1)
+    main(flags)
+    os._exit(0)  # what the parent has planned for its own end is not for its children
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+def start_two(flags):
+    "The exit statuses of two processes that run this command, as under torchrun."
+    port = free_port()
+    fork = multiprocessing.get_context("fork")
+    children = [fork.Process(target=as_torchrun, args=(rank, port, flags)) for rank in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(120)
+    return [child.exitcode for child in children]
+
+
+def test_two_processes_meet_before_one_of_them_takes_the_directory(here):
+    "And train as one: what the policy is does not depend on how many there were."
+    Path("rewards.py").write_text("def score(texts): return [float(len(t)) for t in texts]\n")
+    for steps, more in ((2, []), (3, ["--resume"])):
+        flags = train("--output-dir", "two", "--save-every", 1, "--steps", steps, *more)
+        assert start_two(flags) == [0, 0]
+        assert len(log("two")) == steps and Path("two/summary.json").exists()
+    main(train("--output-dir", "one", "--steps", 3))
+    for name in ("reward_mean", "response_length"):
+        assert [m[name] for m in log("one")] == pytest.approx([m[name] for m in log("two")])
+
+
+def test_a_supervised_stage_does_not_run_in_two_processes(here, capfd):
+    assert start_two(stage("sft", "--steps", "1")) == [1, 1]
+    assert "sft runs in one process" in capfd.readouterr().err
+    assert not Path("sft").exists()
+
+
+@pytest.mark.deep
+def test_torchrun_starts_the_command(here):
+    Path("rewards.py").write_text("def score(texts): return [float(len(t)) for t in texts]\n")
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "instruct_goose", *train("--output-dir", "two")]
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(log("two")) == 2 and Path("two/summary.json").exists()
