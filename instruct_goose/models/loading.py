@@ -402,7 +402,8 @@ def save_model(
 ) -> None:
     """Write weights (safetensors), config and tokenizer, for transformers' `from_pretrained`.
 
-    An Agent's value head stands beside them. Whoever finds the directory finds it whole. Raises OSError, saying what to do.
+    An Agent's value head stands beside them. Whoever finds the directory finds it
+    whole. Raises OSError, saying what to do.
     """
     is_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # "Writing model shards" tells nobody anything

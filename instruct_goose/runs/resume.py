@@ -279,8 +279,8 @@ class CheckpointManager:
         place = self.on_disk.place
         if place is not None:
             return (
-                f"Stopped. {shown_path(checkpoints(self.directory)[-1])} holds the run after {place.done} of "
-                f"{place.total} steps of the stage {place.stage!r}.\n"
+                f"Stopped. {shown_path(checkpoints(self.directory)[-1])} holds the run after "
+                f"{place.done} of {place.total} steps of the stage {place.stage!r}.\n"
                 f"To go on: the same command with --output-dir {shell_path(self.run)} "
                 f"--resume{flags}"
             )

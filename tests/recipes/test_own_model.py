@@ -714,10 +714,10 @@ def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
 
 # ---------------------------------------------------------------- the identity of every stage
 
-PAIRS = [{"prompt": "is tea", "chosen": " hot", "rejected": " wet"}] * 4
-DEMOS = [{"prompt": "is tea", "completion": " hot"}] * 4
-THUMBS = [row | {"label": bool(n % 2)} for n, row in enumerate(DEMOS)]
-STAGES = {"sft": DEMOS, "dpo": PAIRS, "kto": THUMBS, "reward-model": PAIRS}
+FEW_PAIRS = [{"prompt": "is tea", "chosen": " hot", "rejected": " wet"}] * 4
+FEW_DEMOS = [{"prompt": "is tea", "completion": " hot"}] * 4
+THUMBS = [row | {"label": bool(n % 2)} for n, row in enumerate(FEW_DEMOS)]
+STAGES = {"sft": FEW_DEMOS, "dpo": FEW_PAIRS, "kto": THUMBS, "reward-model": FEW_PAIRS}
 
 
 def stage(name, *more):
