@@ -257,7 +257,8 @@ def _norm_of_last_gradient(agent: Agent) -> Tensor:
 def clip_gradients(agent: Agent, max_norm: float) -> dict[str, Tensor]:
     """Scale the gradients of policy and values down to `max_norm`, each for itself.
 
-    Returns `grad_norm` and `value_grad_norm`, the norms before. Raises FloatingPointError for one that is not finite.
+    Returns `grad_norm` and `value_grad_norm`, the norms before. Raises FloatingPointError for
+    one that is not finite.
     """
     parameters = {
         "grad_norm": agent.policy_parameters(),
