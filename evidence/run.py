@@ -96,16 +96,16 @@ def control(env_id: str) -> dict:
     from dataclasses import asdict
 
     from instruct_goose.runs.resume import Clock
+    from instruct_goose.tasks.control import SETTINGS, evaluate, train_control
 
-    guide = lesson_module("guides/classic_control")
     runs = []
     for seed in (0, 1, 2):
         print(f"\n\033[1m── {env_id}, seed {seed}\033[0m", flush=True)
         clock = Clock()
-        log, policy = guide.train_control(env_id, seed=seed)
+        log, policy = train_control(env_id, seed=seed)
         seconds, returns = clock.read(), [x for m in log for x in m["returns"]]
         after = {
-            how: guide.evaluate(policy, env_id, 100, seed, greedy=how == "greedy")
+            how: evaluate(policy, env_id, 100, seed, greedy=how == "greedy")
             for how in ("greedy", "sampled")
         }
         runs.append(
@@ -137,7 +137,7 @@ def control(env_id: str) -> dict:
             )
         )
         print({k: v for k, v in runs[-1].items() if k != "curves"}, flush=True)
-    return {"config": asdict(guide.SETTINGS[env_id]), "runs": runs}
+    return {"config": asdict(SETTINGS[env_id]), "runs": runs}
 
 
 def family(seeds=(0, 1, 2)) -> dict:
