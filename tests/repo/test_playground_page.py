@@ -9,20 +9,12 @@ import pytest
 import torch
 from deep import first
 
+from instruct_goose.tasks.playground import PlaygroundSettings, evaluate, read_start, train
+
 root = Path(__file__).parents[2]
 sys.path[:0] = [str(root / "docs"), str(root / "tests/repo")]
-sys.path.append(str(root / "evidence"))
 import chromium  # noqa: E402
 import playground  # noqa: E402
-from lesson_code import lesson_module  # noqa: E402
-
-model = lesson_module("guides/playground")
-PlaygroundSettings, evaluate, read_start, train = (
-    model.PlaygroundSettings,
-    model.evaluate,
-    model.read_start,
-    model.train,
-)
 
 pytestmark = pytest.mark.skipif(chromium.FOUND is None, reason="Chromium is not installed")
 
