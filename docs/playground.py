@@ -9,7 +9,6 @@ Browsers load neither modules nor workers from a file. So the modules are joined
 import argparse
 import json
 import re
-import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent / "playground"
@@ -81,13 +80,10 @@ def train_start():
     "SFT and the reward model, by the library: half a minute."
     import torch
 
-    sys.path.append(str(HERE.parents[1] / "evidence"))
-    from lesson_code import lesson_module
-
-    model = lesson_module("guides/playground")
+    from instruct_goose.tasks.playground import train_policy, train_reward, write_start
 
     torch.set_num_threads(1)
-    model.write_start(HERE / "start.json", model.train_policy(), model.train_reward())
+    write_start(HERE / "start.json", train_policy(), train_reward())
 
 
 def main():

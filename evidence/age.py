@@ -1,10 +1,11 @@
 """Which evidence is older than the code that it measures: `python evidence/age.py`; exit status 1 if any is.
 
-The code of a record is its module in instruct_goose, or what its lesson defines, and everything of the package that this one imports, near or far. Functions are
+The code of a record is its module in instruct_goose and everything of the package that this one imports, near or far. Functions are
 compared by name and program, wherever they stood then: a module that moved is no change, nor is a comment, a docstring or a type.
 """
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -12,22 +13,20 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from lesson_code import source_of
-
 root = Path(__file__).parents[1]
 MEASURES = {
     "quickstart": "recipes.quickstart",
     "reviews": "recipes.ratings",
-    "family": "recipes.quickstart",
-    "control": "guides/classic_control",
-    "exact_world": "learn/20_exact_world",
-    "gallery": "learn/22_bug_hunt",
-    "doctor_unseen": "learn/22_bug_hunt",
-    "probes": "learn/21_probes",
+    "family": "recipes.family",
+    "control": "tasks.control",
+    "exact_world": "tasks.exact_world",
+    "gallery": "tasks.gallery",
+    "doctor_unseen": "tasks.gallery",
+    "probes": "tasks.probes",
     "resume": "cli.main",
     "fuzz": "data.load",
     "inputs": "cli.main",
-    "details": "learn/20_exact_world",
+    "details": "tasks.exact_world",
     "distillation": "models.teacher",
     "trackers": "runs.trackers",
     "recipes": "recipes.smollm",
@@ -35,6 +34,41 @@ MEASURES = {
     "reports/quickstart": "recipes.quickstart",
     "reports/smollm-sentiment": "recipes.smollm",
 }
+
+
+def source_of(text: str) -> str:
+    "The imports, functions, classes and constants of a notebook, given as JSON; hidden cells and what a lesson does with them are left out."
+
+    def defines(s: ast.stmt) -> bool:
+        if isinstance(s, ast.Assign | ast.AnnAssign):
+            targets = s.targets if isinstance(s, ast.Assign) else [s.target]
+            return all(
+                n.id[0].isupper() or n.id[0] == "_"
+                for t in targets
+                for n in ast.walk(t)
+                if isinstance(n, ast.Name)
+            )
+        return isinstance(s, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef)
+
+    cells = json.loads(text)["cells"]
+    shown = [
+        source
+        for c in cells
+        if c["cell_type"] == "code"
+        and not (source := "".join(c["source"])).startswith(("#| hide", "#| eval"))
+    ]
+    return "\n\n".join(
+        ast.unparse(s) for source in shown for s in ast.parse(source).body if defines(s)
+    )
+
+
+LESSONS = (  # where a part of this code stood before it was a module
+    "guides/classic_control",
+    "guides/side_by_side",
+    "learn/20_exact_world",
+    "learn/21_probes",
+    "learn/22_bug_hunt",
+)
 
 
 @cache  # most modules are the same at every commit
@@ -92,18 +126,13 @@ def reached(start: str, read: Callable[[str], str | None]) -> dict[str, str]:
     found, todo = {}, [start]
     while todo:
         module = todo.pop()
-        lesson = "/" in module
-        text = (
-            None
-            if module in found
-            else read(
-                f"nbs/{module}.ipynb" if lesson else f"instruct_goose/{module.replace('.', '/')}.py"
-            )
-        )
+        if module in found:
+            continue
+        text = read(f"instruct_goose/{module.replace('.', '/')}.py")
         if text is None:
             continue
-        found[module] = source_of(text) if lesson else text
-        todo += imports(module, found[module])
+        found[module] = text
+        todo += imports(module, text)
     return found
 
 
@@ -115,7 +144,7 @@ def git(*args: str) -> str:
 
 @cache
 def at(commit: str) -> frozenset[tuple[str, str]]:
-    "Every piece of the package, and of the lessons that are measured, as it was then."
+    "Every piece of the package, and of the lessons that have become modules since, as it was then."
     files = git("ls-tree", "-r", "--name-only", commit, "instruct_goose", "nbs").splitlines()
     texts = [
         git("show", f"{commit}:{f}")
@@ -125,7 +154,7 @@ def at(commit: str) -> frozenset[tuple[str, str]]:
     texts += [
         source_of(git("show", f"{commit}:{f}"))
         for f in files
-        if f.removeprefix("nbs/").removesuffix(".ipynb") in MEASURES.values()
+        if f.removeprefix("nbs/").removesuffix(".ipynb") in LESSONS
     ]
     return frozenset(piece for text in texts for piece in pieces(text))
 

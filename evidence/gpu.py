@@ -37,12 +37,10 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from datetime import date
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from lesson_code import defined_in
 from run import git, origin, root, rounded
 
 os.environ.setdefault(
@@ -78,12 +76,6 @@ WAYS = {
 }
 
 
-@cache
-def guide():
-    "What the guide says of cards."
-    return defined_in("guides/one_gpu", "CARDS", "roofline")
-
-
 class NotHere(Exception):
     "This card or this machine lacks something."
 
@@ -106,14 +98,15 @@ class Card(NamedTuple):
 
     @property
     def bounds(self):
-        "FLOP/s and bytes a second, by the guide's table; None: not in it."
+        "FLOP/s and bytes a second, by the table of `models.roofline`; None: not in it."
         import torch
 
-        cards = guide().CARDS
-        name = (
-            torch.cuda.get_device_properties(0).name if self.device == "cuda" else next(iter(cards))
-        )
-        return next((card for part, card in cards.items() if part in name), None)
+        from instruct_goose.models.roofline import CARDS
+
+        name = next(iter(CARDS))
+        if self.device == "cuda":
+            name = torch.cuda.get_device_properties(0).name
+        return next((card for part, card in CARDS.items() if part in name), None)
 
     def wait(self):
         import torch
@@ -283,10 +276,13 @@ def next_batch(trainer, sizes: dict, seed: int) -> dict:
 
 
 def predicted(config, card: Card, sizes: dict, products: str) -> dict:
-    "Seconds by phase at the roofline; nothing for a card that the guide does not know."
-    if (bounds := card.bounds) is None:
+    "Seconds by phase at the roofline; nothing for a card that `models.roofline` does not know."
+    from instruct_goose.models.roofline import roofline
+
+    bounds = card.bounds
+    if bounds is None:
         return {}
-    found = guide().roofline(
+    found = roofline(
         config,
         bounds,
         sizes["batch_size"],

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import quickstart
 import reported
-from lesson_code import defined_in, lesson_module
 from quickstart import CURVES, in_lines, open_block, rounded, settings_in
 
 root = Path(__file__).parents[1]
@@ -96,16 +95,16 @@ def control(env_id: str) -> dict:
     from dataclasses import asdict
 
     from instruct_goose.runs.resume import Clock
+    from instruct_goose.tasks.control import SETTINGS, evaluate, train_control
 
-    guide = lesson_module("guides/classic_control")
     runs = []
     for seed in (0, 1, 2):
         print(f"\n\033[1m── {env_id}, seed {seed}\033[0m", flush=True)
         clock = Clock()
-        log, policy = guide.train_control(env_id, seed=seed)
+        log, policy = train_control(env_id, seed=seed)
         seconds, returns = clock.read(), [x for m in log for x in m["returns"]]
         after = {
-            how: guide.evaluate(policy, env_id, 100, seed, greedy=how == "greedy")
+            how: evaluate(policy, env_id, 100, seed, greedy=how == "greedy")
             for how in ("greedy", "sampled")
         }
         runs.append(
@@ -137,30 +136,22 @@ def control(env_id: str) -> dict:
             )
         )
         print({k: v for k, v in runs[-1].items() if k != "curves"}, flush=True)
-    return {"config": asdict(guide.SETTINGS[env_id]), "runs": runs}
+    return {"config": asdict(SETTINGS[env_id]), "runs": runs}
 
 
 def family(seeds=(0, 1, 2)) -> dict:
     """Every preset from the same start with the same budget: as its paper has it, and all at one price of KL; DPO beside them.
     Three seeds; and on the first, at one price, half and twice the learning rate."""
     from instruct_goose.objective.group import PRESETS
-
-    guide = defined_in(
-        "guides/side_by_side", "family_config", "improve", "improve_by_dpo", "prepare", "PRICE"
-    )
-    family_config, improve, improve_by_dpo, prepare = (
-        guide.family_config,
-        guide.improve,
-        guide.improve_by_dpo,
-        guide.prepare,
-    )
+    from instruct_goose.recipes.family import family_config, improve, improve_by_dpo
+    from instruct_goose.recipes.quickstart import make_start
 
     def measured(name, price, seed, result, lr, beta):
-        figures = {k: v for k, v in result["figures"].items() if k != "ended"}
+        figures = {k: v for k, v in result.figures.items() if k != "ended"}
         curves = {
-            k: rounded([m[k] for m in result["metrics"]], 3)
+            k: rounded([m[k] for m in result.metrics], 3)
             for k in ("reward_mean", "kl_to_reference")
-            if k in result["metrics"][0]
+            if k in result.metrics[0]
         }
         row = {
             "name": name,
@@ -169,14 +160,14 @@ def family(seeds=(0, 1, 2)) -> dict:
             "lr": lr,
             "beta": beta,
             **rounded(figures),
-            "cpu_seconds": round(result["cpu_seconds"], 1),
+            "cpu_seconds": round(result.cpu_seconds, 1),
         }
         print(row, flush=True)
-        return row | {"curves": curves, "texts": result["texts"]}
+        return row | {"curves": curves, "texts": result.texts}
 
     runs = []
     for seed in seeds:
-        shared = prepare(family_config("ppo", seed=seed, progress=False))
+        start = make_start(family_config("ppo", seed=seed, progress=False))
         trials = [(name, one, 1) for one in (False, True) for name in PRESETS]
         if not seed:
             trials += [(name, True, factor) for factor in (0.5, 2) for name in PRESETS]
@@ -196,14 +187,12 @@ def family(seeds=(0, 1, 2)) -> dict:
                 )
                 continue
             runs.append(
-                measured(
-                    name, "one" if one else "published", seed, improve(c, **shared), lr, c.beta
-                )
+                measured(name, "one" if one else "published", seed, improve(c, start), lr, c.beta)
             )
         for beta in (0.3, 1.0):
             c = family_config("ppo", seed=seed, progress=False)
             runs.append(
-                measured("dpo", "dpo", seed, improve_by_dpo(c, **shared, beta=beta), 1e-3, beta)
+                measured("dpo", "dpo", seed, improve_by_dpo(c, start, beta=beta), 1e-3, beta)
             )
     c = family_config("ppo")
     return {

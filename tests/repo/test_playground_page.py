@@ -9,20 +9,12 @@ import pytest
 import torch
 from deep import first
 
+from instruct_goose.tasks.playground import WORDS, PlaygroundSettings, evaluate, read_start, train
+
 root = Path(__file__).parents[2]
 sys.path[:0] = [str(root / "docs"), str(root / "tests/repo")]
-sys.path.append(str(root / "evidence"))
 import chromium  # noqa: E402
 import playground  # noqa: E402
-from lesson_code import lesson_module  # noqa: E402
-
-model = lesson_module("guides/playground")
-PlaygroundSettings, evaluate, read_start, train = (
-    model.PlaygroundSettings,
-    model.evaluate,
-    model.read_start,
-    model.train,
-)
 
 pytestmark = pytest.mark.skipif(chromium.FOUND is None, reason="Chromium is not installed")
 
@@ -210,10 +202,10 @@ def test_the_next_word_is_that_of_the_model(opened):
         "[...document.querySelectorAll('#pg-next tbody tr')].map(r => [...r.children].map(c => c.textContent))"
     )
     policy, _ = read_start(root / "docs/playground/start.json")
-    context = [0, 0, *(model.WORDS.index(w) for w in "the plot is".split())]
+    context = [0, 0, *(WORDS.index(w) for w in "the plot is".split())]
     p = policy(torch.tensor(context))[0].softmax(-1)
-    assert [row[0] for row in table] == [model.WORDS[i] for i in p.topk(8).indices]
-    assert all(row[1] == row[2] == f"{100 * p[model.WORDS.index(row[0])]:.1f} %" for row in table)
+    assert [row[0] for row in table] == [WORDS[i] for i in p.topk(8).indices]
+    assert all(row[1] == row[2] == f"{100 * p[WORDS.index(row[0])]:.1f} %" for row in table)
     tab.ask(
         "(x => { x.value = 'the goose'; x.dispatchEvent(new Event('input')) })(document.getElementById('pg-prefix'))"
     )

@@ -1,8 +1,6 @@
 "PPO on a pole and a pendulum: where episodes end, what follows them, and the loss, each against something written twice."
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,16 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Categorical, Normal
 
-sys.path.append(str(Path(__file__).parents[2] / "evidence"))
-from lesson_code import lesson_module  # noqa: E402
+from instruct_goose.tasks import control
+from instruct_goose.tasks.control import ControlConfig, ControlPolicy, Environments, Steps
 
-guide = lesson_module("guides/classic_control")
-ControlConfig, ControlPolicy, Environments, Steps = (
-    guide.ControlConfig,
-    guide.ControlPolicy,
-    guide.Environments,
-    guide.Steps,
-)
 close = torch.testing.assert_close
 
 
@@ -64,7 +55,7 @@ def world(seed, n=3, T=25, often=0.15):
 @given(seeds, st.floats(0, 1), st.floats(0, 1), st.sampled_from([0.0, 0.05, 0.4, 1.0]))
 def test_equals_the_textbook(seed, gamma, lam, often):
     r, v, nv, te, tr = world(seed, often=often)
-    A, R = guide.control_advantages(r, v, nv, te, tr, gamma, lam)
+    A, R = control.control_advantages(r, v, nv, te, tr, gamma, lam)
     close(A, textbook(r, v, nv, te, tr, gamma, lam), atol=1e-10, rtol=1e-10)
     close(R, A + v, atol=1e-12, rtol=0)
 
@@ -78,8 +69,8 @@ def test_only_the_cuts_look_behind(seed):
     cut[:, -1] = True
     poisoned = torch.where(cut & ~te, nv, math.nan)
     close(
-        guide.control_advantages(r, v, poisoned, te, tr, 0.9, 0.8),
-        guide.control_advantages(r, v, nv, te, tr, 0.9, 0.8),
+        control.control_advantages(r, v, poisoned, te, tr, 0.9, 0.8),
+        control.control_advantages(r, v, nv, te, tr, 0.9, 0.8),
     )
 
 
@@ -114,7 +105,7 @@ def test_actions_are_clipped_for_the_motor_and_kept_as_they_were():
             return torch.tensor([[next(torques)]])
 
     torques = iter([5.0, -0.5, -9.0])
-    steps = guide.collect(envs, Far(3, 1, True), 3)
+    steps = control.collect(envs, Far(3, 1, True), 3)
     assert script.told == [2.0, -0.5, -2.0]
     assert steps.actions.flatten().tolist() == [5.0, -0.5, -9.0]
 
@@ -122,7 +113,7 @@ def test_actions_are_clipped_for_the_motor_and_kept_as_they_were():
 def test_an_episode_ends_and_the_next_begins():
     envs = Environments(PENDULUM, 2)
     envs.envs, envs.states = [Scripted(), Scripted()], torch.zeros(2, 3)
-    steps = guide.collect(envs, ControlPolicy(3, 1, True), 4)
+    steps = control.collect(envs, ControlPolicy(3, 1, True), 4)
     assert steps.next_states[0, :, 0].tolist() == [1, 2, 3, 1]  # 3 was seen, before the restart
     assert steps.states[0, :, 0].tolist() == [0, 1, 2, 0]
     assert (
@@ -204,13 +195,13 @@ def test_update_descends_the_loss_written_out(env_id):
         gamma=0.9,
     )
     envs, policy = Environments(env_id, 3), policy_for(env_id).double()
-    steps = guide.collect(envs, policy_for(env_id), 210, torch.Generator().manual_seed(0))
+    steps = control.collect(envs, policy_for(env_id), 210, torch.Generator().manual_seed(0))
     steps = Steps(*(x.double() if x.is_floating_point() else x for x in vars(steps).values()))
     assert (steps.terminated if env_id == POLE else steps.truncated).any()
     parameters = list(policy.parameters())
     want = torch.autograd.grad(by_hand(policy, steps, config), parameters)
     before = [p.detach().clone() for p in parameters]
-    meters = guide.update(policy, torch.optim.SGD(parameters, lr=1.0), steps, config)
+    meters = control.update(policy, torch.optim.SGD(parameters, lr=1.0), steps, config)
     for p, b, g in zip(parameters, before, want):
         close(b - p.detach(), g, atol=1e-9, rtol=1e-6)
     assert (
@@ -228,16 +219,16 @@ def test_evaluate_counts_whole_first_episodes():
         def sample(self, states, generator=None, greedy=False):
             return (states[:, 2] + 0.3 * states[:, 3] > 0).long()
 
-    falls = guide.evaluate(Right(4, 2, False), POLE, 30)
+    falls = control.evaluate(Right(4, 2, False), POLE, 30)
     assert (
         falls.shape == (30,) and falls.min() >= 7 and falls.max() <= 12
     )  # always right: 8 to 10 steps
-    assert guide.evaluate(Balanced(4, 2, False), POLE, 3).tolist() == [500.0] * 3
+    assert control.evaluate(Balanced(4, 2, False), POLE, 3).tolist() == [500.0] * 3
     policy = policy_for(PENDULUM)
     assert torch.equal(
-        guide.evaluate(policy, PENDULUM, 2, seed=5), guide.evaluate(policy, PENDULUM, 2, seed=5)
+        control.evaluate(policy, PENDULUM, 2, seed=5), control.evaluate(policy, PENDULUM, 2, seed=5)
     )
     assert not torch.equal(
-        guide.evaluate(policy, PENDULUM, 2, seed=5),
-        guide.evaluate(policy, PENDULUM, 2, seed=5, greedy=False),
+        control.evaluate(policy, PENDULUM, 2, seed=5),
+        control.evaluate(policy, PENDULUM, 2, seed=5, greedy=False),
     )

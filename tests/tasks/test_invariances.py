@@ -3,9 +3,7 @@ Models are float64. Bitwise where the same operations meet the same numbers in t
 may take another kernel, which adds in another order, and a float64 sum of a few dozen terms near 1 is off by some 1e-15."""
 
 import copy
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +13,8 @@ from small_trainer import EOS, V
 
 from instruct_goose.config import RLHFConfig
 from instruct_goose.models.tokens import pad, word_tokenizer
-from instruct_goose.tasks.invariances import difference, outcome, poisoned
+from instruct_goose.tasks.invariances import difference, outcome, poisoned, relaid
 from instruct_goose.training.trainer import RLHFTrainer
-
-sys.path.append(str(Path(__file__).parents[2] / "evidence"))
-from lesson_code import defined_in  # noqa: E402
-
-relaid = defined_in("guides/invariances", "slots", "relaid").relaid
 
 each_model = pytest.mark.parametrize("name", CONFIGS)
 
