@@ -90,7 +90,7 @@ def with_scores(
 class OtherDiscount(RLHFTrainer):
     "Advantages with γ = 0.9, whatever the settings say."
 
-    def advantages(self, rollout, notes=None):
+    def advantages(self, rollout: Rollout, notes: Annotations | None = None) -> Experience:
         with replaced(self.config, "gamma", 0.9):
             return super().advantages(rollout, notes)
 
@@ -98,7 +98,7 @@ class OtherDiscount(RLHFTrainer):
 class PaddingInTheMask(RLHFTrainer):
     "The mask covers the padding behind the end token."
 
-    def rollout(self, prompts):
+    def rollout(self, prompts: Sequence | dict) -> Rollout:
         rollout = super().rollout(prompts)
         return replace(rollout, mask=torch.ones_like(rollout.mask))
 
@@ -106,7 +106,7 @@ class PaddingInTheMask(RLHFTrainer):
 class SampledCold(RLHFTrainer):
     "The sampler divides the logits by 0.7, the training forward pass by 1."
 
-    def rollout(self, prompts):
+    def rollout(self, prompts: Sequence | dict) -> Rollout:
         with replaced(self.config, "temperature", 0.7):
             return super().rollout(prompts)
 
@@ -137,7 +137,7 @@ def left_padded(model: PreTrainedModel, mask: Bool[Tensor, "batch time"]) -> dic
 class DropoutOn(RLHFTrainer):
     "The model has dropout of 0.1; with `eval_mode` replaced, nothing turns it off."
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         plain_head(self.agent.model)  # ask while the forward is still repeatable
         for module in self.agent.train().modules():
@@ -172,7 +172,7 @@ def swapped(scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, *rest) -> Te
 class ValuesStandStill(RLHFTrainer):
     "The optimizer does not know the value function."
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.optimizer.param_groups[1]["params"] = []
 
@@ -241,14 +241,14 @@ def last_column(mask: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch"]:
 class OnePrompt(RLHFTrainer):
     "Every response answers the first prompt of the batch."
 
-    def rollout(self, prompts):
+    def rollout(self, prompts: Sequence | dict) -> Rollout:
         return super().rollout([prompts[0]] * len(prompts))
 
 
 class PermutedTokenizer(RLHFTrainer):
     "The same words, in another order than the model learnt them; special tokens are spared."
 
-    def __init__(self, *args, tokenizer, **kwargs):
+    def __init__(self, *args: Any, tokenizer: PreTrainedTokenizerBase, **kwargs: Any):
         special = tokenizer.all_special_tokens
         words = sorted(tokenizer.get_vocab().keys() - set(special), key=lambda word: word[::-1])
         pad, end = tokenizer.pad_token, tokenizer.eos_token
@@ -275,7 +275,7 @@ def top_p(p: Float[Tensor, "batch vocab"], k: int | None = None) -> Float[Tensor
 class ReferenceAtAnotherTemperature(RLHFTrainer):
     "The reference's logits are divided by 0.7, the policy's by 1."
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         head: Any = self.ref_model.get_output_embeddings()
         head.register_forward_hook(lambda module, hidden, logits: logits / 0.7)
@@ -298,7 +298,7 @@ class EntropySign(RLHFTrainer):
 class ZeroGradForgotten(RLHFTrainer):
     "Each update adds its gradient to those before."
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.optimizer.zero_grad = lambda *args, **kwargs: None
 
@@ -504,7 +504,7 @@ def stopped_by(
     world: World,
     seed: int = 0,
 ) -> str | None:  # the message; None: no guard objects
-    "Try one iteration with the library's guards on, and return the message of the one that stops it."
+    "Try one iteration with the library's guards on: the message of the one that stops it."
     try:
         run_bug(name, world, seed, guards=True, steps=1)
     except (ValueError, FloatingPointError) as refusal:
