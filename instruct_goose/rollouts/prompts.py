@@ -69,7 +69,7 @@ def model_eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
     """
     config = model.config.get_text_config()
     default = getattr(type(config), "eos_token_id", None)
-    ends: list[int | None] = []
+    ends: list[Any] = []
     if tokenizer is not None:
         ends.append(tokenizer.eos_token_id)
     for source in (config, model.generation_config):
