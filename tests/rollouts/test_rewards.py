@@ -402,3 +402,17 @@ def test_every_process_gets_what_reward_functions_log_in_all_of_them():
         of_first = words[:rows_of_first] + [None] * (7 - rows_of_first)
         assert logged == {"rows": 3.5}
         assert extra == {"words of the first": of_first, "words": words}
+
+
+@pytest.mark.parametrize("name", ["texts", "completions", "prompt_ids", "log_extra"])
+def test_a_column_never_stands_for_what_the_library_gives(name):
+    rows = [{"prompt": PROMPTS[0], name: "of the data"}] * 2
+    settings = RLHFConfig(batch_size=2, max_new_tokens=2, minibatches=1, steps=1)
+    trainer = RLHFTrainer(tiny(), config=settings, tokenizer=TOKENIZER)
+    with pytest.raises(RewardError, match=f"column '{name}'.*rename the column"):
+        trainer.train(rows, lambda texts: [0.0] * len(texts), progress=False)
+
+
+def test_given_texts_are_not_what_is_scored():
+    output = score_texts(lambda texts: map(len, texts), ["ab"], given={"texts": ["other"]})
+    assert output.scores.tolist() == [2]
