@@ -37,6 +37,7 @@ from instruct_goose.models.loading import find_model
 from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
     SAMPLE,
+    UnusedColumns,
     as_yaml,
     load_reward,
     own_tokenizer,
@@ -869,3 +870,10 @@ def test_torchrun_starts_the_command(here):
     done = subprocess.run([sys.executable, "-m", *command], capture_output=True, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(log("two")) == 2 and Path("two/summary.json").exists()
+
+
+def test_a_dry_run_names_the_columns_that_no_reward_asks_for(here, capsys):
+    with pytest.warns(UnusedColumns, match="^not used: answer, n$"):
+        main(train("--dry-run", reward="rewards.py:later"))
+    write("prompts.jsonl", [{"prompt": "is tea hot", "context": "rain is wet."}])
+    assert "context is 'rain is wet.'" in refused(*train("--dry-run", reward="rewards.py:later"))
