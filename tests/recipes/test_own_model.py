@@ -877,3 +877,44 @@ def test_a_dry_run_names_the_columns_that_no_reward_asks_for(here, capsys):
         main(train("--dry-run", reward="rewards.py:later"))
     write("prompts.jsonl", [{"prompt": "is tea hot", "context": "rain is wet."}])
     assert "context is 'rain is wet.'" in refused(*train("--dry-run", reward="rewards.py:later"))
+
+
+def stopping_base(name="llama"):
+    "The model of `here` with a generation config that stops at another token than is learnt."
+    model = AutoModelForCausalLM.from_pretrained(name)
+    model.generation_config.eos_token_id = 7
+    model.save_pretrained(name)
+
+
+def saved_ends(directory):
+    return json.loads(Path(directory, "generation_config.json").read_text())["eos_token_id"]
+
+
+def test_a_saved_model_stops_where_training_stopped(here, capsys):
+    stopping_base()
+    write("sft.jsonl", [{"prompt": "is tea hot", "completion": " yes"}] * 4)
+    write("pairs.jsonl", [{"prompt": "is tea hot", "chosen": " yes", "rejected": " no"}] * 4)
+    options = ["--model", "llama", "--steps", "1", "--batch-size", "2", "--no-progress"]
+    main(["sft", *options, "--data", "sft.jsonl", "--output-dir", "a"])
+    main(["dpo", *options, "--data", "pairs.jsonl", "--output-dir", "b"])
+    main(train("--output-dir", "c", "--no-progress"))
+    for directory in ("a/sft", "b/policy", "c/policy"):
+        assert saved_ends(directory) == [0, 7]
+
+
+def test_a_dry_run_says_what_ends_a_response(here, capsys):
+    stopping_base()
+    write("sft.jsonl", [{"prompt": "is tea hot", "completion": " yes"}] * 4)
+    main(["sft", "--model", "llama", "--data", "sft.jsonl", "--dry-run"])
+    end = AutoTokenizer.from_pretrained("llama").convert_ids_to_tokens(7)
+    assert f"a response ends with <end> (0) or {end} (7)\n" in capsys.readouterr().out
+    main(train("--dry-run", "--stop-strings", "stop"))
+    assert f"ends with <end> (0) or {end} (7), or with 'stop'\n" in capsys.readouterr().out
+
+
+def test_sample_and_chat_take_a_model_without_a_pad_token(here, capsys, monkeypatch):
+    assert AutoTokenizer.from_pretrained("llama").pad_token is None
+    main(["sample", "llama", "is tea", "--n", "2", "--max-new-tokens", "2"])
+    monkeypatch.setattr("builtins.input", lambda _, lines=iter(["hot", ""]): next(lines))
+    main(["chat", "llama", "--max-new-tokens", "2"])
+    assert "model: " in capsys.readouterr().out
