@@ -116,7 +116,9 @@ def asked_names(reward_fns: Iterable[Reward]) -> set[str]:
     names = set()
     for reward_fn in reward_fns:
         try:
-            parameters = inspect.signature(cast(Any, getattr(reward_fn, "score", reward_fn))).parameters
+            parameters = inspect.signature(
+                cast(Any, getattr(reward_fn, "score", reward_fn))
+            ).parameters
         except (TypeError, ValueError):  # written in C: it does not say
             continue
         for parameter in parameters.values():
