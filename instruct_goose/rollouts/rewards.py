@@ -6,9 +6,10 @@
 __all__ = ['Scores', 'Reward', 'Rewards', 'RewardKwargs', 'TAKES_ALL', 'LIBRARY_NAMES', 'RewardFunction', 'HasScore',
            'RewardError', 'RewardSignature', 'reward_signature', 'asked_names', 'call_reward', 'Messages',
            'copy_containers', 'run_in_thread', 'as_number', 'completion_texts', 'completion_kwargs',
-           'check_column_names', 'reward_kwargs', 'RewardLog', 'merge_reward_logs', 'reward_tools',
-           'scatter_token_scores', 'RewardOutput', 'RewardRequest', 'reward_callable', 'check_scores', 'as_score_list',
-           'call_with_timeout', 'weighted_sum', 'name_rewards', 'score_texts', 'score_rollout', 'reward_noise']
+           'check_column_names', 'completion_texts_with_marks', 'reward_kwargs', 'RewardLog', 'merge_reward_logs',
+           'reward_tools', 'scatter_token_scores', 'RewardOutput', 'RewardRequest', 'reward_callable', 'check_scores',
+           'as_score_list', 'call_with_timeout', 'weighted_sum', 'name_rewards', 'score_texts', 'score_rollout',
+           'reward_noise']
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #5615bcbe
 import asyncio
@@ -251,7 +252,23 @@ def check_column_names(names: Iterable[str]) -> None:
             )
 
 
-def reward_kwargs(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def completion_texts_with_marks(rollout: Rollout, tokens: Tokens) -> list[str]:
+    "Decode the responses alone with special tokens, but for the end and padding."
+    host = rollout.on_host
+    left_out = {*tokens.eos_ids, tokens.pad_id}
+    rows = []
+    for ids in unpad(host.response_ids, host.attention_mask):
+        rows.append(list(ids))
+        while rows[-1] and rows[-1][-1] in left_out:
+            rows[-1].pop()
+    return cast(PreTrainedTokenizerBase, tokens.tokenizer).batch_decode(rows)
+
+
+def reward_kwargs(
+    rollout: Rollout,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: list[str] | None = None,  # of the completions; None: without special tokens
+) -> dict[str, Any]:
     """Collect what a reward function may ask for by name, one item per response.
 
     These are prompts, completions, completion_messages, prompt_ids, completion_ids,
@@ -263,7 +280,8 @@ def reward_kwargs(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[
     columns = dict(rollout.columns or {})
     check_column_names(columns)
     prompts = columns.pop("prompt", None) or rollout.prompts or []
-    texts = completion_texts(rollout, tokenizer)
+    if texts is None:
+        texts = completion_texts(rollout, tokenizer)
     kwargs: dict[str, Any] = columns | completion_kwargs(prompts, texts)
     kwargs["completion_ids"] = unpad(host.response_ids, host.attention_mask)
     kwargs["completion_mask"] = unpad(host.mask.int(), host.attention_mask)
@@ -623,7 +641,10 @@ def score_rollout(
     log.rows = len(rollout)
     given = reward_tools(state, log)
     if tokens.tokenizer is not None:
-        given = reward_kwargs(rollout, tokens.tokenizer) | given
+        completions = None
+        if config.keep_special_tokens:
+            completions = completion_texts_with_marks(rollout, tokens)
+        given = reward_kwargs(rollout, tokens.tokenizer, completions) | given
     total = score_texts(
         reward_fn,
         rollout.texts or [],
