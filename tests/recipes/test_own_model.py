@@ -31,9 +31,11 @@ from transformers import (
 )
 
 from instruct_goose import Agent
+from instruct_goose.cli.commands import template_arguments
 from instruct_goose.cli.main import main
 from instruct_goose.data.files import BadRow
 from instruct_goose.models.loading import find_model
+from instruct_goose.models.rendering import template_columns
 from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
     SAMPLE,
@@ -46,6 +48,8 @@ from instruct_goose.recipes.inputs import (
     try_reward,
 )
 from instruct_goose.recipes.own_model import TrainConfig, run_train
+from instruct_goose.rollouts.prompts import encode_rows
+from instruct_goose.rollouts.rollout import Tokens
 from instruct_goose.supervised.dpo import labelled_rows
 
 TEXTS = [
@@ -924,3 +928,37 @@ def test_sample_and_chat_take_a_model_without_a_pad_token(here, capsys, monkeypa
     monkeypatch.setattr("builtins.input", lambda _, lines=iter(["hot", ""]): next(lines))
     main(["chat", "llama", "--max-new-tokens", "2"])
     assert "model: " in capsys.readouterr().out
+
+
+THINKS = CHAT.replace("{% if add", "{{ mood or '' }}{% if add")
+
+
+def test_arguments_of_the_template_reach_every_stage_and_the_sampler(here, capsys):
+    tokenizer = AutoTokenizer.from_pretrained("llama")
+    tokenizer.chat_template = THINKS
+    question = [{"role": "user", "content": "rain?"}]
+    arguments = {"mood": "jazz"}
+    prompts = read_prompts(
+        [{"prompt": question}, question, "is tea"], tokenizer, arguments=arguments
+    )
+    [demo] = read_demos([{"prompt": question, "completion": "wet"}], tokenizer, arguments=arguments)
+    ids = encode_rows(prompts, Tokens(tokenizer, [], 0))
+    expected = tokenizer.apply_chat_template(question, add_generation_prompt=True, mood="jazz")
+    assert ids[0] == ids[1] == expected["input_ids"]
+    assert template_columns(demo) == arguments
+    own = {"prompt": question, "chat_template_kwargs": {"mood": "hot"}}
+    [row] = read_prompts([own], tokenizer, arguments=arguments)
+    assert template_columns(row) == {"mood": "hot"}
+    for name in ("llama", "gpt2"):
+        tokenizer.save_pretrained(name)
+    given = ["--template-kwargs", '{"mood": "jazz"}']
+    main(train("--output-dir", "out", "--no-progress", *given))
+    assert template_arguments(Path("out"), None) == arguments
+    assert template_arguments(Path("out"), '{"mood": "hot"}') == {"mood": "hot"}
+    main(["sample", "out", "rain?", "--chat", "--n", "1", "--max-new-tokens", "2", *given])
+
+
+@pytest.mark.parametrize("text", ["mood", "[1]", "3"])
+def test_arguments_of_the_template_are_an_object(text):
+    with pytest.raises(ValueError, match="template_kwargs is .* an object in JSON"):
+        TrainConfig(model="m", data=Path("d.jsonl"), reward=("r.py:f",), template_kwargs=text)

@@ -21,7 +21,6 @@ from small_trainer import (
     tiny,
     trainer,
 )
-
 from transformers import TrainerState
 
 from instruct_goose.config import RLHFConfig
