@@ -588,7 +588,9 @@ class RLHFTrainer:
 
     def save_pretrained(self, directory: str | Path) -> None:
         "The policy as a plain transformers model, the value head beside it, and the tokenizer."
-        on_main(lambda: save_model(unsharded_copy(self.agent), self.tokenizer, directory))
+        on_main(
+            lambda: save_model(unsharded_copy(self.agent), self.tokenizer, directory, self.eos_ids)
+        )
 
     def __repr__(self) -> str:
         parameters = list(self.agent.parameters())
