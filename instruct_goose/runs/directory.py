@@ -365,7 +365,7 @@ def save_last_whole_policy(trainer: RLHFTrainer, saved: State, path: Path) -> No
         agent = unsharded_copy(agent, saved["parts"]["learner"]["model"])
     else:
         trainer.load_state_dict(saved)
-    save_model(agent.model, trainer.tokenizer, path)
+    save_model(agent.model, trainer.tokenizer, path, trainer.eos_ids)
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c67
 def in_run_directory(
