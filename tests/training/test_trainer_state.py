@@ -7,9 +7,9 @@ import random
 from dataclasses import replace
 
 import pytest
+import small_trainer
 import torch
 from deep import first
-from small_trainer import HELD_OUT, PROMPTS, reward, trainer
 from states import through_files
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -271,7 +271,7 @@ def test_a_callback_whose_state_a_file_cannot_hold_is_named_in_the_first_iterati
         def load_state_dict(self, state):
             pass
 
-    own = trainer(callbacks=[Odd()])
+    own = small_trainer.trainer(callbacks=[Odd()])
     with pytest.raises(TypeError, match="'callback Odd/best' is .* a checkpoint cannot hold"):
         own.state_dict()
 
@@ -283,7 +283,9 @@ def test_a_callback_that_would_not_be_saved_is_refused_before_training(lacks):
     with pytest.raises(
         TypeError, match=f"Half would not be saved with the trainer: it lacks {lacks}"
     ):
-        trainer(callbacks=[half()]).train(PROMPTS, reward, steps=1, progress=False)
+        small_trainer.trainer(callbacks=[half()]).train(
+            small_trainer.PROMPTS, small_trainer.reward, steps=1, progress=False
+        )
 
 
 class KeepsWeights:
@@ -301,9 +303,15 @@ class KeepsWeights:
 
 
 def test_a_sampler_with_weights_of_its_own_gets_those_that_are_loaded_or_put_back():
-    trained = trainer(eval_every=1, keep_best=True, steps=3)
-    trained.train(PROMPTS, reward, steps=2, held_out=HELD_OUT, progress=False)
-    second = trainer(eval_every=1, keep_best=True, steps=3)
+    trained = small_trainer.trainer(eval_every=1, keep_best=True, steps=3)
+    trained.train(
+        small_trainer.PROMPTS,
+        small_trainer.reward,
+        steps=2,
+        held_out=small_trainer.HELD_OUT,
+        progress=False,
+    )
+    second = small_trainer.trainer(eval_every=1, keep_best=True, steps=3)
     sampler = KeepsWeights(second.agent, second.tokens)
     second.use_sampler(lambda agent, tokens: sampler)
     second.load_state_dict(trained.state_dict())
