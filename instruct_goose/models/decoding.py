@@ -144,8 +144,9 @@ class StaticSteps(LibrarySteps):
         self.width = query + max_new_tokens
         self.start = mask.sum(-1) - query  # the position in column 0
         self.time = torch.tensor([query - 1], device=mask.device)
-        layers = [PreallocatedLayer(layer, max_new_tokens, self.time) for layer in past.layers]
-        self.past = Cache(layers)
+        self.past = Cache(
+            [PreallocatedLayer(layer, max_new_tokens, self.time) for layer in past.layers]
+        )
         is_real = F.pad(mask, (0, max_new_tokens)).to(past.layers[0].keys)
         self.mask = is_real.log()[:, None, None]  # added to the scores: 0 or −∞
 
