@@ -313,6 +313,7 @@ class RLHFConfig(Settings):
     overlong_buffer: Count | None = None  # tokens before the limit where length costs up to 1
     mask_truncated: bool = False  # responses without an end are compared with, not learnt from
     reward_timeout: Positive | None = None  # seconds the reward function may take; None: any time
+    keep_special_tokens: bool = False  # completions are scored with special tokens, <think> as well
     recheck_every: Count | None = None  # iterations between asking the reward again; None: never
     redraw_flat: Annotated[int, Limit(0)] = 0  # times that groups of equal scores are drawn again
     drop_flat: bool = False  # groups of equal scores are left out of the iteration

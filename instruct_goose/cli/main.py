@@ -376,6 +376,7 @@ OURS = ValueError, OSError, ImportError, RuntimeError, SystemExit, FloatingPoint
 IN_A_SHELL = {  # what a message says in Python: the same as a flag
     "columns={'prompt': '…'}": "--prompt-column NAME",
     "columns={'completion': '…'}": "--answer-column NAME",
+    "columns={'answer': '…'}": "--answer-column NAME",
     "datasets.load_dataset(name, split='train')": "--dataset NAME",
 }
 

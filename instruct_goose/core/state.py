@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['State', 'TENSOR', 'Moments', 'FREE_SETTINGS', 'environment', 'differences', 'require_same_settings', 'random_state',
-           'check_tensors', 'set_random_state', 'named_tensors', 'flatten', 'unflatten', 'map_tensors',
+           'check_tensors', 'set_random_state', 'named_tensors', 'flatten', 'require_json', 'unflatten', 'map_tensors',
            'optimizer_state', 'load_optimizer', 'check_optimizer', 'warn_of_other_environment', 'Stateful',
            'StageStore', 'identity_of', 'fingerprint_module', 'fingerprint_tokenizer', 'check_identity']
 
@@ -26,7 +26,7 @@ from torch import nn, Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
-from .checks import check_values, NotNegative
+from .checks import check_values, NotNegative, shorten
 
 # %% ../../nbs/reference/core/state.ipynb #28b90dff
 def environment() -> dict[str, str | int]:
@@ -162,9 +162,9 @@ TENSOR = "__tensor__"  # marks the place of a tensor in a record
 def flatten(state: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Tensor], dict]:
     """Divide a state into its tensors, by path ("learner/model/weight"), and the rest, for JSON.
 
-    Where a tensor stood, the record names its path. Raises TypeError for keys that are no text
-    and for tensors inside lists, which would not come back from a file; ValueError for two
-    tensors with one path.
+    Where a tensor stood, the record names its path. Raises TypeError for what would not come
+    back from a file: keys that are no text, tensors inside lists, values that JSON does not have
+    (NaN, sets, numpy's numbers); ValueError for two tensors with one path.
     """
     tensors: dict[str, Tensor] = {}
     record: dict[str, Any] = {}
@@ -181,11 +181,23 @@ def flatten(state: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Tenso
         elif isinstance(value, list | tuple) and any(torch.is_tensor(x) for x in value):
             raise TypeError(f"the state {path!r} is a list of tensors: make it a dictionary")
         else:
+            require_json(value, path)
             record[name] = value
         for twice in tensors.keys() & inner.keys():
             raise ValueError(f"the state has two tensors {twice!r}: leave out / in the names")
         tensors |= inner
     return tensors, record
+
+
+def require_json(value: object, path: str) -> None:
+    "Raises TypeError, naming the path, for a value that JSON does not have."
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"the state {path!r} is {shorten(value)}, which a checkpoint cannot hold: use finite "
+            "numbers, texts, lists of them, dictionaries and tensors"
+        ) from None
 
 
 def unflatten(tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> State:

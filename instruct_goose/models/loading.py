@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['SMOLLM', 'Kind', 'LAYER_COUNTS', 'SMOLLM_PACKAGES', 'CHAT_TEMPLATE', 'WEIGHTS', 'find_model', 'holds_adapters',
-           'check_files', 'read_config', 'load_model', 'load_tokenizer', 'load_config', 'load_part', 'first_line_of',
-           'check_loaded_weights', 'load_adapters', 'base_model_of', 'save_merged', 'save_atomically', 'load_smollm',
-           'require_smollm', 'tiny_smollm', 'SavesPretrained', 'save_model']
+           'check_files', 'read_config', 'load_model', 'load_tokenizer', 'load_generation_config', 'load_config',
+           'load_part', 'first_line_of', 'check_loaded_weights', 'load_adapters', 'base_model_of', 'save_merged',
+           'save_atomically', 'load_smollm', 'require_smollm', 'tiny_smollm', 'SavesPretrained', 'save_model',
+           'align_ends']
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0003
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -24,6 +25,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PretrainedConfig,
@@ -182,6 +184,20 @@ def load_tokenizer(
     if not (Path(directory) / "tokenizer_config.json").is_file():
         directory = find_model(source)
     return load_part(directory, "tokenizer", options)
+
+
+def load_generation_config(
+    source: str | Path,  # as for `find_model`
+) -> GenerationConfig:
+    "Load how a model, or the model below adapters, generates. No weight is read."
+    directory = find_model(source)
+    if directory == SMOLLM:
+        return load_smollm()[0].generation_config
+    if holds_adapters(directory):
+        return load_generation_config(base_model_of(directory))
+    if (Path(directory) / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(directory)
+    return GenerationConfig.from_model_config(load_config(directory))
 
 
 def load_config(
@@ -438,9 +454,12 @@ WEIGHTS = "model*.safetensors*"  # transformers' names of whole weights, shards 
 def save_model(
     model: SavesPretrained,
     tokenizer: PreTrainedTokenizerBase | None,
-    path: str | Path,  # a directory, new or of an earlier model
+    path: str | Path,
+    eos_ids: Sequence[int] = (),  # what ends a response; none: as the model's generation config
 ) -> None:
     """Write weights (safetensors), config and tokenizer, for transformers' `from_pretrained`.
+
+    The generation config that is written stops at `eos_ids`, so that `generate` does.
 
     An Agent's value head stands beside them. Whoever finds the directory finds it
     whole. Raises OSError, saying what to do.
@@ -450,6 +469,7 @@ def save_model(
     try:
         with explain_write_errors("the model", path), whole_directory(path) as beside:
             model.save_pretrained(beside)
+            align_ends(beside / "generation_config.json", eos_ids)
             if tokenizer is not None:
                 tokenizer.save_pretrained(beside)
             written = {file.name for file in beside.glob(WEIGHTS)}
@@ -459,3 +479,14 @@ def save_model(
     finally:
         if is_shown:
             logging.enable_progress_bar()
+
+
+def align_ends(file: Path, eos_ids: Sequence[int]) -> None:
+    "Rewrite a generation config so that it stops at these ids, if it is there and does not."
+    if not eos_ids or not file.is_file():
+        return
+    settings = json.loads(file.read_text("utf-8"))
+    ends = settings.get("eos_token_id")
+    if {*(ends if isinstance(ends, list) else [ends])} != {*eos_ids}:
+        settings["eos_token_id"] = eos_ids[0] if len(eos_ids) == 1 else list(eos_ids)
+        file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", "utf-8")

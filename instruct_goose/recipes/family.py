@@ -7,13 +7,14 @@ __all__ = ['PRICE', 'BUDGET', 'family_config', 'Improved', 'improve', 'improve_b
 
 # %% ../../nbs/guides/side_by_side.ipynb #739dc920
 import time
-from typing import Any, NamedTuple
+from typing import Any, cast, NamedTuple
 
 from ..core.random import stage_seed, torch_threads
 from ..models.agent import create_reference_model
 from ..objective.group import PRESETS
 from .quickstart import evaluate, make_trainer, QuickstartConfig, Start
 from ..supervised.dpo import train_dpo
+from ..rollouts.rollout import require_texts
 
 # %% ../../nbs/guides/side_by_side.ipynb #42de3206
 PRICE = 0.08  # KL coefficient
@@ -30,12 +31,12 @@ def family_config(
     That is the quickstart's prompts, samples and updates, and one learning rate. A preset that
     sets no KL coefficient of its own gets `PRICE`.
     """
-    settings = dict(BUDGET)
+    settings: dict[str, Any] = dict(BUDGET)
     if one_price:
         settings |= dict(beta=PRICE, kl_placement="reward", kl_estimator=None)
     elif "beta" not in PRESETS[name]:
         settings |= dict(beta=PRICE)
-    return QuickstartConfig.preset(name, **settings | overrides)
+    return QuickstartConfig.preset(cast(Any, name), **settings | overrides)
 
 # %% ../../nbs/guides/side_by_side.ipynb #f428216c
 class Improved(NamedTuple):
@@ -62,7 +63,7 @@ def improve(
         texts, figures = evaluate(
             config, policy, lm, tokenizer, reward_model, data.held_out_prompts
         )
-    return Improved(figures, metrics, seconds, texts.texts[:6])
+    return Improved(figures, metrics, seconds, require_texts(texts)[:6])
 
 # %% ../../nbs/guides/side_by_side.ipynb #8ebee025
 def improve_by_dpo(
@@ -93,4 +94,4 @@ def improve_by_dpo(
         texts, figures = evaluate(
             config, policy.eval(), lm, tokenizer, reward_model, data.held_out_prompts
         )
-    return Improved(figures, metrics, seconds, texts.texts[:6])
+    return Improved(figures, metrics, seconds, require_texts(texts)[:6])

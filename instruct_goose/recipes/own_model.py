@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['ReadRows', 'Work', 'TrainConfig', 'RunInputs', 'inspect_inputs', 'prompt_lengths', 'plan', 'memory_of_run',
-           'plan_text', 'run_train', 'train_on', 'show_results', 'learn_demos', 'Supervised', 'SFTConfig',
-           'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'StageInputs', 'run_supervised', 'stage_inputs',
-           'split_held_out', 'answer_columns', 'read_answers', 'read_labelled_answers', 'read_pairs', 'run_sft',
-           'run_reward_model', 'run_dpo', 'run_kto', 'log_ratios']
+           'plan_text', 'run_train', 'train_on', 'show_results', 'learnt_ends', 'ends_text', 'learn_demos',
+           'Supervised', 'SFTConfig', 'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'StageInputs', 'run_supervised',
+           'stage_inputs', 'split_held_out', 'answer_columns', 'read_answers', 'read_labelled_answers', 'read_pairs',
+           'read_pairs_with_margins', 'run_sft', 'run_reward_model', 'run_dpo', 'run_kto', 'log_ratios']
 
 # %% ../../nbs/learn/23_your_own.ipynb #761bee08
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +34,17 @@ from ..core.random import stage_seed
 from ..data.load import Source
 from ..doctor.rules import read_metrics
 from ..models.agent import Agent, create_reference_model
-from ..models.loading import find_model, load_config, save_model
-from ..models.rendering import template_columns
+from instruct_goose.models.loading import (
+    find_model,
+    load_config,
+    load_generation_config,
+    save_model,
+)
+from ..models.rendering import Renderer, template_columns
 from ..models.reward_model import RewardModel
 from ..models.tokens import PairDataset, token_limit
 from instruct_goose.recipes.inputs import (
+    arguments_in,
     as_yaml,
     load_reward,
     memory_parts,
@@ -52,6 +58,8 @@ from instruct_goose.recipes.inputs import (
     read_prompts,
     source_of,
     try_reward,
+    unused_columns,
+    warn_of_unused,
 )
 from instruct_goose.recipes.training import (
     fingerprint_of_prompts,
@@ -59,7 +67,13 @@ from instruct_goose.recipes.training import (
     TrainingJob,
 )
 from ..rollouts.evaluation import plot_metrics
-from ..rollouts.prompts import encode_rows, apply_long_prompts
+from instruct_goose.rollouts.prompts import (
+    apply_long_prompts,
+    configured_eos_ids,
+    encode_rows,
+    model_eos_ids,
+)
+from ..rollouts.rewards import asked_names, TAKES_ALL
 from ..rollouts.rollout import Tokens
 from ..runs.directory import input_digests, in_run_directory, settings_of, truncate_log
 from ..runs.resume import CheckpointManager
@@ -119,14 +133,18 @@ def inspect_inputs(
     place = find_model(config.model)
     tokenizer = own_tokenizer(place)
     columns = {"prompt": config.prompt_column, "answer": config.answer_column}
-    rows = read_prompts(source_of(config), tokenizer, columns)
-    held_out = None
-    if config.eval_data:
-        held_out = read_prompts(config.eval_data, tokenizer, columns)
-    demos = read_demos(config.sft, tokenizer) if config.sft else []
-    lengths = prompt_lengths(config, place, tokenizer, rows + (held_out or []))
     if rewards is None:
         rewards = [load_reward(name) for name in config.reward]
+    asked = asked_names(rewards)
+    arguments = arguments_in(config.template_kwargs)
+    rows = read_prompts(source_of(config), tokenizer, columns, asked, arguments)
+    held_out = None
+    if config.eval_data:
+        held_out = read_prompts(config.eval_data, tokenizer, columns, asked, arguments)
+    if TAKES_ALL not in asked:
+        warn_of_unused({name for row in rows for name in unused_columns(row, ["prompt", *asked])})
+    demos = read_demos(config.sft, tokenizer, arguments=arguments) if config.sft else []
+    lengths = prompt_lengths(config, place, tokenizer, rows + (held_out or []))
     weights = config.reward_weights
     if weights is not None and len(weights) != len(rewards):
         raise ValueError(
@@ -179,6 +197,9 @@ def plan(config: TrainConfig, inputs: RunInputs) -> str:
         f"{config.group_size} responses each, at most {config.max_new_tokens} tokens; "
         f"{config.epochs * config.minibatches} updates"
     )
+    lines.append(ends_text(inputs.place, inputs.tokenizer))
+    if config.stop_strings:
+        lines[-1] += f", or with {' or '.join(map(repr, config.stop_strings))}"
     if inputs.trial is None:
         lines.append("the reward was not asked")
     else:
@@ -248,7 +269,8 @@ def train_on(
     model = own_model(inputs.place, config)
     if inputs.demos:
         learn_demos(config, model, inputs, manager)
-        on_main(partial(save_model, model, inputs.tokenizer, out / "sft"))
+        ends = learnt_ends(model, inputs.tokenizer, inputs.demos, "completion")
+        on_main(partial(save_model, model, inputs.tokenizer, out / "sft", ends))
     agent = Agent(
         model.eval(),
         "copy" if config.value_model == "copy" else None,
@@ -289,6 +311,32 @@ def show_results(summary: dict, n_shown: int, out: Path) -> None:
         f"{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and samples: "
         f"{shown_path(out)}"
     )
+
+
+def learnt_ends(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[dict],
+    side: str,  # the column of the answers
+) -> list[int]:
+    "What ends a response of a model that has learnt these rows: its own ends, and theirs."
+    some = rows[:100]  # a template writes the same end everywhere
+    rendered = Renderer(tokenizer).rows(
+        [row["prompt"] for row in some],
+        [row[side] for row in some],
+        [template_columns(row) for row in some],
+    )
+    ends = model_eos_ids(model, tokenizer)
+    for row in rendered:
+        ends += [token for token in row.end_ids[:1] if token not in ends]
+    return ends
+
+
+def ends_text(place: str, tokenizer: PreTrainedTokenizerBase) -> str:  # a line of a plan
+    "What ends a response of a model, as text and as ids. No weight is read."
+    ids = configured_eos_ids(load_config(place), load_generation_config(place), tokenizer)
+    ends = [f"{tokenizer.convert_ids_to_tokens(token)} ({token})" for token in ids]
+    return f"a response ends with {' or '.join(ends)}"
 
 
 def learn_demos(
@@ -387,6 +435,7 @@ def run_supervised(
         lines = [
             f"data: {len(rows):,} rows to learn from, {len(held_out):,} held out",
             f"{name}: {config.steps} updates of {config.batch_size} rows",
+            ends_text(place, tokenizer),
         ]
         print(plan_text(config, lines))
         return {}
@@ -481,21 +530,33 @@ def read_answers(
     source: Source, tokenizer: PreTrainedTokenizerBase, config: Supervised
 ) -> list[dict]:
     "Demonstrations, with the settings' names of columns."
-    return read_demos(source, tokenizer, answer_columns(config))
+    arguments = arguments_in(config.template_kwargs)
+    return read_demos(source, tokenizer, answer_columns(config), arguments=arguments)
 
 
 def read_labelled_answers(
     source: Source, tokenizer: PreTrainedTokenizerBase, config: Supervised
 ) -> list[dict]:
     "Answers that are labelled good or bad."
-    return read_demos(source, tokenizer, answer_columns(config), labels=True)
+    arguments = arguments_in(config.template_kwargs)
+    return read_demos(source, tokenizer, answer_columns(config), True, arguments)
 
 
 def read_pairs(
     source: Source, tokenizer: PreTrainedTokenizerBase, config: Supervised
 ) -> list[dict]:
     "Pairs of answers of which the first is preferred."
-    return read_preferences(source, tokenizer, {"prompt": config.prompt_column})
+    arguments = arguments_in(config.template_kwargs)
+    columns = {"prompt": config.prompt_column}
+    return read_preferences(source, tokenizer, columns, arguments=arguments)
+
+
+def read_pairs_with_margins(
+    source: Source, tokenizer: PreTrainedTokenizerBase, config: Supervised
+) -> list[dict]:
+    "Pairs of answers of which the first is preferred, perhaps by a margin."
+    arguments = arguments_in(config.template_kwargs)
+    return read_preferences(source, tokenizer, {"prompt": config.prompt_column}, True, arguments)
 
 # %% ../../nbs/learn/23_your_own.ipynb #7d7be5ca
 def run_sft(config: SFTConfig) -> dict:  # the summary
@@ -513,7 +574,8 @@ def run_sft(config: SFTConfig) -> dict:  # the summary
         if inputs.held_out:
             figures["nats_before"] = held_out_nats()
         log = train_lm(inputs.model, inputs.tokenizer, inputs.rows, **inputs.options)
-        save_model(inputs.model.eval(), inputs.tokenizer, inputs.out / "sft")
+        ends = learnt_ends(inputs.model, inputs.tokenizer, inputs.rows, "completion")
+        save_model(inputs.model.eval(), inputs.tokenizer, inputs.out / "sft", ends)
         if inputs.held_out:
             figures["nats_after"] = held_out_nats()
         return log, figures
@@ -542,7 +604,7 @@ def run_reward_model(config: RewardModelConfig) -> dict:  # the summary
             return log, {}
         return log, {"pair_accuracy": pair_accuracy(reward_model, inputs.held_out)}
 
-    return run_supervised(config, "reward-model", read_pairs, work)
+    return run_supervised(config, "reward-model", read_pairs_with_margins, work)
 
 # %% ../../nbs/learn/23_your_own.ipynb #94b2ad6a
 def run_dpo(config: DPOConfig) -> dict:  # the summary
@@ -563,7 +625,8 @@ def run_dpo(config: DPOConfig) -> dict:  # the summary
             label_smoothing=config.label_smoothing,
             **inputs.options,
         )
-        save_model(inputs.model.eval(), inputs.tokenizer, inputs.out / "policy")
+        ends = learnt_ends(inputs.model, inputs.tokenizer, inputs.rows, "chosen")
+        save_model(inputs.model.eval(), inputs.tokenizer, inputs.out / "policy", ends)
         if not inputs.held_out:
             return log, {}
         chosen = log_ratios(inputs, reference, "chosen")
@@ -593,7 +656,8 @@ def run_kto(config: KTOConfig) -> dict:  # the summary
             bad_weight=config.bad_weight,
             **inputs.options,
         )
-        save_model(inputs.model.eval(), inputs.tokenizer, inputs.out / "policy")
+        ends = learnt_ends(inputs.model, inputs.tokenizer, inputs.rows, "completion")
+        save_model(inputs.model.eval(), inputs.tokenizer, inputs.out / "policy", ends)
         if not inputs.held_out:
             return log, {}
         moved = log_ratios(inputs, reference, "completion")

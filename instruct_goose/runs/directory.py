@@ -256,7 +256,7 @@ def checked_log(state: Mapping, path: Path) -> list[Metrics]:
     written = []
     if path.exists():
         written = path.read_bytes().splitlines(keepends=True)[:lines]
-    if hashlib.sha256(b"".join(written)).hexdigest() != log.get("sha256"):
+    if hashlib.sha256(b"".join(written)).hexdigest() != dict(log or {}).get("sha256"):
         raise ValueError(
             f"{path} is not the log of the run: its first {lines} lines are not those that were "
             "written. Restore the file, or begin a new run in another directory"
@@ -365,14 +365,14 @@ def save_last_whole_policy(trainer: RLHFTrainer, saved: State, path: Path) -> No
         agent = unsharded_copy(agent, saved["parts"]["learner"]["model"])
     else:
         trainer.load_state_dict(saved)
-    save_model(agent.model, trainer.tokenizer, path)
+    save_model(agent.model, trainer.tokenizer, path, trainer.eos_ids)
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c67
 def in_run_directory(
     config: Any,
     name: str,  # of a new directory under runs/
     work: Callable[[Path, CheckpointManager], dict],  # returns the summary
-    known: Mapping[str, str] | None = None,  # what else must be the same when it is resumed
+    known: Mapping[str, Any] | None = None,  # what else must be the same when it is resumed
     **more: Any,  # for config.json
 ) -> dict:
     """Do `work` in the directory of a new run, or of the one that `resume` names.

@@ -162,9 +162,9 @@ def fit(
                         group["lr"] = lr_now
                     optimizer.step()
                     history.append({"step": step, **log})
+                    random_now = RandomState(generators).state_dict()
+                    state = partial(fit_state, model, optimizer, random_now, history)
                     if stage is not None:
-                        random_now = RandomState(generators).state_dict()
-                        state = partial(fit_state, model, optimizer, random_now, history)
                         stage.reached(step + 1, steps, state)
                 bar.step(f"loss {log['loss']:.3f}")
                 if callback is not None:

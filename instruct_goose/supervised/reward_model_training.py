@@ -9,9 +9,11 @@ __all__ = ['train_reward_model', 'scores_of', 'pair_accuracy']
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..data.rows import pair_margin
 from ..models.reward_model import pairwise_loss, RewardModel
 from ..models.tokens import pad, PairDataset, pair_texts
 from .fit import batches, fit, Log, refuse_long_rows
@@ -20,7 +22,7 @@ from .sft import padding_id
 # %% ../../nbs/guides/reward_model_training.ipynb #751be32b
 def train_reward_model(
     reward_model: RewardModel,
-    pairs: Sequence[dict | tuple],  # {"chosen": …, "rejected": …} or (chosen, rejected)
+    pairs: Sequence[dict | tuple],  # {"chosen", "rejected"}, perhaps "margin"; or two texts
     *,
     steps: int,
     lr: float,
@@ -29,20 +31,27 @@ def train_reward_model(
     desc: str = "reward model",
     **options,  # see `fit`
 ) -> list[Log]:  # loss, lr and grad_norm of every update
-    """min −mean log σ(r(chosen) − r(rejected)), in place.
+    """min −mean log σ(r(chosen) − r(rejected) − margin), in place.
 
-    The Bradley–Terry loss of Ouyang et al. (2022, eq. 1). Raises ValueError for a pair that
-    cannot be used, or a text beyond the model's context.
+    The Bradley–Terry loss of Ouyang et al. (2022, eq. 1), with the margins of Llama 2 where
+    pairs have one. Raises ValueError for a pair that cannot be used, or a text beyond the
+    model's context.
     """
     data = PairDataset(pairs, reward_model.tokenizer)
     for side in ("chosen", "rejected"):
         refuse_long_rows([row[side] for row in data], reward_model.model, f"{side} text")
 
+    margins = [pair_margin(pair, f"pair {i}") for i, pair in enumerate(pairs)]
+    has_margins = any(margin is not None for margin in margins)
+
     def loss_of(batch: list[int]) -> Tensor:
         rows = [data[i] for i in batch]
         both_sides = [row["chosen"] for row in rows] + [row["rejected"] for row in rows]
         chosen, rejected = scores_of(reward_model, both_sides).chunk(2)
-        return pairwise_loss(chosen, rejected).mean()
+        if not has_margins:
+            return pairwise_loss(chosen, rejected).mean()
+        ahead = torch.tensor([margins[i] or 0.0 for i in batch], device=chosen.device)
+        return pairwise_loss(chosen, rejected, ahead).mean()
 
     dealt = batches(range(len(data)), batch_size, seed=seed)
     return fit(reward_model, loss_of, dealt, steps=steps, lr=lr, desc=desc, **options)

@@ -13,7 +13,7 @@ import copy
 import itertools
 import time
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, cast, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -30,6 +30,7 @@ from ..objective.policy_loss import policy_loss
 from ..objective.preference import dpo_loss
 from ..supervised.fit import fit
 from ..training.trainer import RLHFTrainer
+from ..rollouts.rollout import require_scores
 
 # %% ../../nbs/learn/20_exact_world.ipynb #de4934de
 def all_responses(
@@ -300,7 +301,7 @@ def sampled_gradient(
         rollout.query_mask,
         rollout.response_ids,
         rollout.mask,
-        rollout.scores,
+        require_scores(rollout),
     )
     return flat_gradient(loss, trainer.agent.model)
 
@@ -358,7 +359,7 @@ def exact_config(
         beta=beta,
         device="cpu",
     )
-    return RLHFConfig.preset(name, **defaults | overrides)
+    return RLHFConfig.preset(cast(Any, name), **defaults | overrides)
 
 # %% ../../nbs/learn/20_exact_world.ipynb #fd3325a9
 def converge(

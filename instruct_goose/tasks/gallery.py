@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, cast, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -182,7 +182,9 @@ def compared_beyond_the_end(
 ) -> Experience:
     "Compute GAE over all columns, padding too, and whiten over the tokens as usual."
     mask = torch.ones_like(experience.mask)
-    advantages, returns = gae(rewards, experience.values, mask, config.gamma, config.lam)
+    advantages, returns = gae(
+        rewards, cast(Tensor, experience.values), mask, config.gamma, config.lam
+    )
     if config.whiten_advantages:
         advantages = whiten(advantages, experience.mask)
     return replace(experience, advantages=advantages, returns=returns)
@@ -251,7 +253,8 @@ class PermutedTokenizer(RLHFTrainer):
     def __init__(self, *args: Any, tokenizer: PreTrainedTokenizerBase, **kwargs: Any):
         special = tokenizer.all_special_tokens
         words = sorted(tokenizer.get_vocab().keys() - set(special), key=lambda word: word[::-1])
-        pad, end = tokenizer.pad_token, tokenizer.eos_token
+        pad = str(tokenizer.pad_token)
+        end = str(tokenizer.eos_token)
         other = word_tokenizer(words, tokenizer.model_max_length, pad=pad, bos=end, eos=end)
         super().__init__(*args, tokenizer=other, **kwargs)
 
@@ -366,7 +369,7 @@ BUGS: dict[str, Bug] = {
     "reference at another temperature": Bug(("start KL",), ReferenceAtAnotherTemperature),
     "wrong γ": Bug(("other discount",), OtherDiscount),
     "value target from old values": Bug(
-        ("returns are values",), with_experience(lambda e: {"returns": e.values})
+        ("returns are values",), with_experience(lambda e: {"returns": cast(Tensor, e.values)})
     ),
     "advantages of other rows": Bug(
         ("advantages of other rows",),
@@ -418,7 +421,7 @@ def gallery_config(
 
     A preset that sets no KL coefficient gets β = 0.08. Raises ValueError as RLHFConfig does.
     """
-    settings = RUN | dict(max_new_tokens=20, device="cpu")
+    settings: dict[str, Any] = RUN | dict(max_new_tokens=20, device="cpu")
     if "beta" not in PRESETS[preset]:
         settings["beta"] = 0.08
     return RLHFConfig.preset(preset, **settings | overrides)
@@ -554,7 +557,7 @@ def padding_effect(
         narrow,
         response_ids=widened(narrow.response_ids, trainer.tokens.pad_id),
         mask=widened(narrow.mask, False),
-        sampled_logprobs=widened(narrow.sampled_logprobs, 0.0),
+        sampled_logprobs=widened(cast(Tensor, narrow.sampled_logprobs), 0.0),
     )
     expected = trainer.advantages(narrow).advantages[narrow.mask]
     padded = trainer.advantages(wide).advantages[wide.mask]

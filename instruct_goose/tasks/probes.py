@@ -30,9 +30,13 @@ from ..models.response import response_logprobs
 from ..models.tokens import pad, word_tokenizer
 from ..objective.advantages import gae
 from ..objective.masks import masked_mean
-from ..rollouts.rollout import Rollout
+from instruct_goose.rollouts.rollout import (
+    require_scores,
+    Rollout,
+)
 from ..training.experience import Annotations, Experience
 from ..training.trainer import RLHFTrainer
+from ..rollouts.rewards import Rewards
 
 # %% ../../nbs/learn/21_probes.ipynb #af33c6de
 ACTIONS = ("a", "b", "c", "<eos>")  # all that the policy can say: three words and the end
@@ -570,7 +574,8 @@ class PaddingIsText(RLHFTrainer):
     "The prompts' mask covers their padding."
 
     def rollout(self, prompts: Sequence | dict) -> Rollout:
-        rows = [self.tokenizer(prompt).input_ids for prompt in prompts]
+        tokenizer: Any = self.tokenizer
+        rows = [tokenizer(prompt).input_ids for prompt in prompts]
         ids, mask = pad(rows, self.tokens.pad_id, side="left")
         return super().rollout({"query_ids": ids, "query_mask": torch.ones_like(mask)})
 
@@ -608,9 +613,9 @@ class ColdReference(RLHFTrainer):
 class ScoresOfTheRowAbove(RLHFTrainer):
     "Each response has the score of the one before it."
 
-    def score(self, rollout: Rollout, reward_fn: Callable) -> Rollout:
+    def score(self, rollout: Rollout, reward_fn: Rewards) -> Rollout:
         scored = super().score(rollout, reward_fn)
-        return replace(scored, scores=scored.scores.roll(1))
+        return replace(scored, scores=require_scores(scored).roll(1))
 
 
 class ColdLoss(RLHFTrainer):

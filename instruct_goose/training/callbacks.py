@@ -67,7 +67,15 @@ def check_callbacks(callbacks: Sequence[object], function: object) -> None:
     and is called by no phase, and for a `function` of metrics that is not callable.
     """
     hooks = [name for name in vars(Callback) if name.startswith("on_")]
+    state_methods = ("state_dict", "check_state_dict", "load_state_dict")
     for callback in callbacks:
+        missing = [name for name in state_methods if not hasattr(callback, name)]
+        if 0 < len(missing) < len(state_methods):
+            raise TypeError(
+                f"{type(callback).__name__} would not be saved with the trainer: it lacks "
+                f"{' and '.join(missing)}. A callback with a state has all of "
+                f"{', '.join(state_methods)}"
+            )
         if not all(hasattr(callback, name) for name in hooks):
             raise TypeError(
                 f"{callback!r:.80} among the callbacks is no Callback: derive its class from it, "

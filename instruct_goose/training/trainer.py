@@ -34,6 +34,7 @@ from ..core.random import EVALUATION_STREAM, generator, Generators
 from instruct_goose.core.state import (
     check_identity,
     environment,
+    flatten,
     identity_of,
     State,
     Stateful,
@@ -317,7 +318,10 @@ class RLHFTrainer:
         return metrics
 
     def reason_to_stop(
-        self, experience: Experience, metrics: Metrics, kl_reason: str | None
+        self,
+        experience: Experience,
+        metrics: Metrics,
+        kl_reason: str | None,  # from `KLStop.reason_to_stop`
     ) -> str | None:
         """Tell the callbacks of the iteration, and return why the run ends; None: it goes on.
 
@@ -572,7 +576,10 @@ class RLHFTrainer:
         "With keep_best: the best policy's weights, on the CPU, for `load_state_dict`."
         return self.best_policy.named_weights()
 
-    def restore(self, kept: PolicySnapshot) -> bool:
+    def restore(
+        self,
+        kept: PolicySnapshot,  # `best_policy` or `kl_stop`
+    ) -> bool:
         "Put a policy that was kept back, the sampler's weights too. False: none was kept."
         is_restored = kept.restore()
         if is_restored:
@@ -588,7 +595,9 @@ class RLHFTrainer:
 
     def save_pretrained(self, directory: str | Path) -> None:
         "The policy as a plain transformers model, the value head beside it, and the tokenizer."
-        on_main(lambda: save_model(unsharded_copy(self.agent), self.tokenizer, directory))
+        on_main(
+            lambda: save_model(unsharded_copy(self.agent), self.tokenizer, directory, self.eos_ids)
+        )
 
     def __repr__(self) -> str:
         parameters = list(self.agent.parameters())
@@ -625,14 +634,20 @@ class RLHFTrainer:
     def state_dict(self) -> State:
         """All that the next iteration depends on, between two iterations; nothing is copied.
 
-        Under FSDP it is put together by all processes: each has to call it.
+        Under FSDP it is put together by all processes: each has to call it. Raises TypeError for
+        the state of a callback that a checkpoint cannot hold.
         """
+        parts = {}
+        for name, part in self.parts().items():
+            parts[name] = part.state_dict()
+            if isinstance(part, Callback):
+                flatten({name: parts[name]})  # says now what could not be written later
         return {
             "iteration": self.iteration,
             "stopped": self.stopped,
             "environment": environment(),
             "identity": self.identity(),
-            "parts": {name: part.state_dict() for name, part in self.parts().items()},
+            "parts": parts,
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:

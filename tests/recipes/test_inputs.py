@@ -15,6 +15,7 @@ from instruct_goose.objective.policy_loss import SURROGATES
 from instruct_goose.recipes.inputs import (
     SAMPLE,
     OwnRun,
+    UnusedColumns,
     as_yaml,
     read_demos,
     read_preferences,
@@ -167,3 +168,56 @@ def test_the_trial_asks_a_reward_model_as_the_run_does(chat_tokenizer):
     row = renderer.row(QUESTION, SAMPLE)
     trial = try_reward([reward_model], [{"prompt": QUESTION}], chat_tokenizer)
     assert trial == pytest.approx(reward_model.score([row.prompt_ids + row.answer_ids]), abs=1e-5)
+
+
+# --- columns
+
+
+def test_a_named_column_is_taken_whatever_else_is_there(chat_tokenizer):
+    names = {"prompt": "question", "answer": "solution"}
+    row = {"prompt": "other", "question": "the film", "answer": "other", "solution": "good"}
+    for order in (row, dict(reversed(row.items()))):
+        with pytest.warns(UnusedColumns, match="not used: answer, prompt"):
+            assert read_prompts([order], chat_tokenizer, names) == [
+                {"prompt": "the film", "answer": "good"}
+            ]
+    talk = [*QUESTION, {"role": "assistant", "content": "bad"}]
+    row = {"text": "whole", "completion": "other", "good": "was good", "messages": talk}
+    with pytest.warns(UnusedColumns):
+        demos = read_demos([row], chat_tokenizer, {"completion": "good"})
+    assert demos == [{"prompt": "", "completion": "was good"}]
+    with pytest.raises(BadRow, match="no 'completion'"):
+        read_demos(
+            [{"question": "the film", "messages": talk}], chat_tokenizer, {"prompt": "question"}
+        )
+
+
+def test_a_named_column_that_is_not_there_is_an_error(chat_tokenizer):
+    rows = [{"prompt": "the film", "completion": "good", "chosen": "good", "rejected": "bad"}]
+    for read in (read_prompts, read_demos, read_preferences):
+        with pytest.raises(BadRow, match="no 'nonsense': there are 'prompt'"):
+            read(rows, chat_tokenizer, {"prompt": "nonsense"})
+        with pytest.raises(BadRow, match="expected an object with named columns"):
+            read(["the film"], chat_tokenizer, {"prompt": "nonsense"})
+
+
+def test_columns_that_are_not_used_are_named_once(chat_tokenizer):
+    more = {"source": "web", "image": None}
+    demos = [{"prompt": "the film ", "completion": "was good"} | more] * 2
+    pairs = [{"prompt": "the film ", "chosen": "good", "rejected": "bad"} | more] * 2
+    for read, rows in ((read_demos, demos), (read_preferences, pairs)):
+        with pytest.warns(UnusedColumns, match="^not used: image, source$") as warned:
+            read(rows, chat_tokenizer)
+        assert len(warned) == 1
+
+
+@pytest.mark.parametrize("name", ["images", "system", "history", "input", "context"])
+@pytest.mark.filterwarnings("ignore::instruct_goose.recipes.inputs.UnusedColumns")
+def test_a_column_without_which_a_row_means_something_else_is_refused(chat_tokenizer, name):
+    row = {"prompt": "the film ", "completion": "good", "chosen": "good", "rejected": "bad"}
+    for read in (read_prompts, read_demos, read_preferences):
+        with pytest.raises(BadRow, match=f"row 0: {name} is 'x'.* put it into the prompt"):
+            read([row | {name: "x"}], chat_tokenizer)
+    read_prompts([row | {name: ""}], chat_tokenizer)
+    assert read_prompts([row | {name: "x"}], chat_tokenizer, asked=[name])[0][name] == "x"
+    assert read_demos([{"text": "the film", name: "x"}], chat_tokenizer)[0]["prompt"] == ""

@@ -31,12 +31,15 @@ from transformers import (
 )
 
 from instruct_goose import Agent
+from instruct_goose.cli.commands import template_arguments
 from instruct_goose.cli.main import main
 from instruct_goose.data.files import BadRow
 from instruct_goose.models.loading import find_model
+from instruct_goose.models.rendering import template_columns
 from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
     SAMPLE,
+    UnusedColumns,
     as_yaml,
     load_reward,
     own_tokenizer,
@@ -45,6 +48,8 @@ from instruct_goose.recipes.inputs import (
     try_reward,
 )
 from instruct_goose.recipes.own_model import TrainConfig, run_train
+from instruct_goose.rollouts.prompts import encode_rows
+from instruct_goose.rollouts.rollout import Tokens
 from instruct_goose.supervised.dpo import labelled_rows
 
 TEXTS = [
@@ -720,6 +725,12 @@ THUMBS = [row | {"label": bool(n % 2)} for n, row in enumerate(FEW_DEMOS)]
 STAGES = {"sft": FEW_DEMOS, "dpo": FEW_PAIRS, "kto": THUMBS, "reward-model": FEW_PAIRS}
 
 
+TEA_PAIRS = [{"prompt": "is tea", "chosen": " hot", "rejected": " wet"}] * 4
+DEMOS = [{"prompt": "is tea", "completion": " hot"}] * 4
+THUMBS = [row | {"label": bool(n % 2)} for n, row in enumerate(DEMOS)]
+STAGES = {"sft": DEMOS, "dpo": TEA_PAIRS, "kto": THUMBS, "reward-model": PAIRS}
+
+
 def stage(name, *more):
     write("rows.jsonl", STAGES[name])
     quick = ["--batch-size", "2", "--lr", "1e-3", "--held-out", "0", "--device", "cpu"]
@@ -869,3 +880,85 @@ def test_torchrun_starts_the_command(here):
     done = subprocess.run([sys.executable, "-m", *command], capture_output=True, timeout=500)
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(log("two")) == 2 and Path("two/summary.json").exists()
+
+
+def test_a_dry_run_names_the_columns_that_no_reward_asks_for(here, capsys):
+    with pytest.warns(UnusedColumns, match="^not used: answer, n$"):
+        main(train("--dry-run", reward="rewards.py:later"))
+    write("prompts.jsonl", [{"prompt": "is tea hot", "context": "rain is wet."}])
+    assert "context is 'rain is wet.'" in refused(*train("--dry-run", reward="rewards.py:later"))
+
+
+def stopping_base(name="llama"):
+    "The model of `here` with a generation config that stops at another token than is learnt."
+    model = AutoModelForCausalLM.from_pretrained(name)
+    model.generation_config.eos_token_id = 7
+    model.save_pretrained(name)
+
+
+def saved_ends(directory):
+    return json.loads(Path(directory, "generation_config.json").read_text())["eos_token_id"]
+
+
+def test_a_saved_model_stops_where_training_stopped(here, capsys):
+    stopping_base()
+    write("sft.jsonl", [{"prompt": "is tea hot", "completion": " yes"}] * 4)
+    write("pairs.jsonl", [{"prompt": "is tea hot", "chosen": " yes", "rejected": " no"}] * 4)
+    options = ["--model", "llama", "--steps", "1", "--batch-size", "2", "--no-progress"]
+    main(["sft", *options, "--data", "sft.jsonl", "--output-dir", "a"])
+    main(["dpo", *options, "--data", "pairs.jsonl", "--output-dir", "b"])
+    main(train("--output-dir", "c", "--no-progress"))
+    for directory in ("a/sft", "b/policy", "c/policy"):
+        assert saved_ends(directory) == [0, 7]
+
+
+def test_a_dry_run_says_what_ends_a_response(here, capsys):
+    stopping_base()
+    write("sft.jsonl", [{"prompt": "is tea hot", "completion": " yes"}] * 4)
+    main(["sft", "--model", "llama", "--data", "sft.jsonl", "--dry-run"])
+    end = AutoTokenizer.from_pretrained("llama").convert_ids_to_tokens(7)
+    assert f"a response ends with <end> (0) or {end} (7)\n" in capsys.readouterr().out
+    main(train("--dry-run", "--stop-strings", "stop"))
+    assert f"ends with <end> (0) or {end} (7), or with 'stop'\n" in capsys.readouterr().out
+
+
+def test_sample_and_chat_take_a_model_without_a_pad_token(here, capsys, monkeypatch):
+    assert AutoTokenizer.from_pretrained("llama").pad_token is None
+    main(["sample", "llama", "is tea", "--n", "2", "--max-new-tokens", "2"])
+    monkeypatch.setattr("builtins.input", lambda _, lines=iter(["hot", ""]): next(lines))
+    main(["chat", "llama", "--max-new-tokens", "2"])
+    assert "model: " in capsys.readouterr().out
+
+
+THINKS = CHAT.replace("{% if add", "{{ mood or '' }}{% if add")
+
+
+def test_arguments_of_the_template_reach_every_stage_and_the_sampler(here, capsys):
+    tokenizer = AutoTokenizer.from_pretrained("llama")
+    tokenizer.chat_template = THINKS
+    question = [{"role": "user", "content": "rain?"}]
+    arguments = {"mood": "jazz"}
+    prompts = read_prompts(
+        [{"prompt": question}, question, "is tea"], tokenizer, arguments=arguments
+    )
+    [demo] = read_demos([{"prompt": question, "completion": "wet"}], tokenizer, arguments=arguments)
+    ids = encode_rows(prompts, Tokens(tokenizer, [], 0))
+    expected = tokenizer.apply_chat_template(question, add_generation_prompt=True, mood="jazz")
+    assert ids[0] == ids[1] == expected["input_ids"]
+    assert template_columns(demo) == arguments
+    own = {"prompt": question, "chat_template_kwargs": {"mood": "hot"}}
+    [row] = read_prompts([own], tokenizer, arguments=arguments)
+    assert template_columns(row) == {"mood": "hot"}
+    for name in ("llama", "gpt2"):
+        tokenizer.save_pretrained(name)
+    given = ["--template-kwargs", '{"mood": "jazz"}']
+    main(train("--output-dir", "out", "--no-progress", *given))
+    assert template_arguments(Path("out"), None) == arguments
+    assert template_arguments(Path("out"), '{"mood": "hot"}') == {"mood": "hot"}
+    main(["sample", "out", "rain?", "--chat", "--n", "1", "--max-new-tokens", "2", *given])
+
+
+@pytest.mark.parametrize("text", ["mood", "[1]", "3"])
+def test_arguments_of_the_template_are_an_object(text):
+    with pytest.raises(ValueError, match="template_kwargs is .* an object in JSON"):
+        TrainConfig(model="m", data=Path("d.jsonl"), reward=("r.py:f",), template_kwargs=text)

@@ -1,6 +1,7 @@
 """What reward functions are given, what they may return, how they fail, and scores of tokens. The
 oracles are sums by hand and scripted functions."""
 
+import copy
 import threading
 
 import hypothesis
@@ -20,11 +21,20 @@ from small_trainer import (
     tiny,
     trainer,
 )
+from transformers import TrainerState
 
 from instruct_goose.config import RLHFConfig
 from instruct_goose.core.processes import in_processes, rank_slice
 from instruct_goose.objective.kl import kl_in_reward
-from instruct_goose.rollouts.rewards import Messages, RewardError, call_reward, score_texts
+from instruct_goose.rollouts.rewards import (
+    Messages,
+    RewardError,
+    RewardLog,
+    call_reward,
+    score_rollout,
+    score_texts,
+)
+from instruct_goose.rollouts.rollout import Rollout, Tokens
 from instruct_goose.training.metrics import rollout_metrics
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -402,3 +412,38 @@ def test_every_process_gets_what_reward_functions_log_in_all_of_them():
         of_first = words[:rows_of_first] + [None] * (7 - rows_of_first)
         assert logged == {"rows": 3.5}
         assert extra == {"words of the first": of_first, "words": words}
+
+
+@pytest.mark.parametrize("name", ["texts", "completions", "prompt_ids", "log_extra"])
+def test_a_column_never_stands_for_what_the_library_gives(name):
+    rows = [{"prompt": PROMPTS[0], name: "of the data"}] * 2
+    settings = RLHFConfig(batch_size=2, max_new_tokens=2, minibatches=1, steps=1)
+    trainer = RLHFTrainer(tiny(), config=settings, tokenizer=TOKENIZER)
+    with pytest.raises(RewardError, match=f"column '{name}'.*rename the column"):
+        trainer.train(rows, lambda texts: [0.0] * len(texts), progress=False)
+
+
+def test_given_texts_are_not_what_is_scored():
+    output = score_texts(lambda texts: map(len, texts), ["ab"], given={"texts": ["other"]})
+    assert output.scores.tolist() == [2]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_completions_have_special_tokens_where_the_settings_ask_for_them(keep):
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["w3", "w4"]})
+    ids = torch.tensor([tokenizer.convert_tokens_to_ids(["w3", "w5", "w4"]) + [EOS]])
+    query = torch.tensor([[5]])
+    ones = torch.ones_like
+    rollout = Rollout(query, ones(query).bool(), ids, ones(ids).bool(), texts=["w"], prompts=["w"])
+    settings = RLHFConfig(batch_size=2, keep_special_tokens=keep)
+    seen = []
+
+    def judge(completions, completion_messages):
+        seen.extend(completions)
+        assert completion_messages[0][0]["content"] == completions[0]
+        return [1.0]
+
+    tokens = Tokens(tokenizer, [EOS], tokenizer.pad_token_id)
+    score_rollout(rollout, judge, settings, tokens, TrainerState(), RewardLog())
+    assert seen == ["w3 w5 w4" if keep else "w5"]

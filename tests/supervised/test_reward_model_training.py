@@ -8,8 +8,11 @@ import torch
 from small_models import what_learns
 from states import Shelf
 
+from instruct_goose.data.files import BadRow
+from instruct_goose.data.load import load_pairs
 from instruct_goose.models.adapters import has_adapters, with_lora
 from instruct_goose.models.reward_model import RewardModel
+from instruct_goose.recipes.inputs import read_preferences
 from instruct_goose.supervised.reward_model_training import pair_accuracy, train_reward_model
 
 
@@ -64,3 +67,25 @@ def test_adapters_and_the_score_learn_and_are_saved_merged(tokenizer, tmp_path, 
     assert not has_adapters(again) and again.score(texts) == pytest.approx(
         model.score(texts), abs=1e-5 if dtype == torch.float32 else 0.1
     )
+
+
+def test_the_margin_of_a_pair_reaches_the_loss(tokenizer):
+    "The head begins at zero, so the first loss is mean log(1 + exp(margin)): of a file's rows too."
+    rows = [
+        {"chosen": "a good film", "rejected": "a bad film", "margin": 3.0},
+        {"chosen": "the film is good", "rejected": "the film is bad"},
+    ]
+    expected = (math.log1p(math.exp(3.0)) + math.log(2)) / 2
+    of_files = (load_pairs(rows), read_preferences(rows, tokenizer, margins=True))
+    for pairs in (rows, *of_files):
+        reward_model = RewardModel.from_causal_lm(tiny(), tokenizer)
+        log = train_reward_model(reward_model, pairs, steps=1, lr=1e-3, progress=False)
+        assert log[0]["loss"] == pytest.approx(expected)
+
+
+def test_a_margin_that_is_no_number_and_one_that_nothing_learns_from_are_refused(tokenizer):
+    row = {"chosen": "a good film", "rejected": "a bad film", "margin": "much"}
+    with pytest.raises(BadRow, match="row 0: margin is 'much': a number is needed"):
+        load_pairs([row])
+    with pytest.raises(BadRow, match="row 0: it has a margin, and only a reward model"):
+        read_preferences([row | {"margin": 1}], tokenizer)

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import small_trainer
 import torch
 from deep import first
 from states import through_files
@@ -17,6 +18,8 @@ from instruct_goose.core.state import flatten, map_tensors
 from instruct_goose.models.adapters import module_state
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.rollouts.sampler import PolicySampler
+from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.trainer import RLHFTrainer
 
 WORDS = "abcdefghijklmnop"
@@ -254,3 +257,65 @@ def test_a_forged_state_is_refused_and_nothing_changes(once, path, change, says,
         with pytest.raises(ValueError, match=says):
             t.load_state_dict(forge(state, path, change))
         assert same(t.state_dict(), before)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object()], ids=repr)
+def test_a_callback_whose_state_a_file_cannot_hold_is_named_in_the_first_iteration(value):
+    class Odd(Callback):
+        def state_dict(self):
+            return {"best": value}
+
+        def check_state_dict(self, state):
+            pass
+
+        def load_state_dict(self, state):
+            pass
+
+    own = small_trainer.trainer(callbacks=[Odd()])
+    with pytest.raises(TypeError, match="'callback Odd/best' is .* a checkpoint cannot hold"):
+        own.state_dict()
+
+
+@pytest.mark.parametrize("lacks", ["state_dict", "check_state_dict", "load_state_dict"])
+def test_a_callback_that_would_not_be_saved_is_refused_before_training(lacks):
+    names = {"state_dict", "check_state_dict", "load_state_dict"} - {lacks}
+    half = type("Half", (Callback,), {name: lambda self, *args: {} for name in names})
+    with pytest.raises(
+        TypeError, match=f"Half would not be saved with the trainer: it lacks {lacks}"
+    ):
+        small_trainer.trainer(callbacks=[half()]).train(
+            small_trainer.PROMPTS, small_trainer.reward, steps=1, progress=False
+        )
+
+
+class KeepsWeights:
+    "A sampler with weights of its own: it writes down how often it was given the policy."
+
+    def __init__(self, agent, tokens):
+        self.policy = PolicySampler(agent, tokens)
+        self.given = []
+
+    def __call__(self, queries, n, config, generator):
+        return self.policy(queries, n, config, generator)
+
+    def updated(self, model):
+        self.given.append(next(model.parameters()).detach().clone())
+
+
+def test_a_sampler_with_weights_of_its_own_gets_those_that_are_loaded_or_put_back():
+    trained = small_trainer.trainer(eval_every=1, keep_best=True, steps=3)
+    trained.train(
+        small_trainer.PROMPTS,
+        small_trainer.reward,
+        steps=2,
+        held_out=small_trainer.HELD_OUT,
+        progress=False,
+    )
+    second = small_trainer.trainer(eval_every=1, keep_best=True, steps=3)
+    sampler = KeepsWeights(second.agent, second.tokens)
+    second.use_sampler(lambda agent, tokens: sampler)
+    second.load_state_dict(trained.state_dict())
+    assert torch.equal(sampler.given[-1], next(trained.agent.model.parameters()))
+    second.load_best()
+    assert torch.equal(sampler.given[-1], next(second.agent.model.parameters()))
+    assert len(sampler.given) == 3  # at use_sampler, after loading, after the best policy
