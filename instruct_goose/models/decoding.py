@@ -13,7 +13,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, cast, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn, Tensor
@@ -27,43 +27,61 @@ from transformers.models.llama import modeling_llama as llama
 from .tokens import position_ids
 
 # %% ../../nbs/reference/models/decoding.ipynb #9192d645
-def is_plain_cache(past: object, width: int = 0) -> bool:
-    "Is it a cache of keys and values, and nothing else, with windows of so many columns?"
-    return type(past) is DynamicCache and all(
-        type(layer) is DynamicLayer
-        or type(layer) is DynamicSlidingWindowLayer
-        and layer.sliding_window >= width
-        for layer in past.layers
-    )
+def is_plain_cache(
+    past: object,
+    width: int = 0,  # columns that a sliding window must hold
+) -> bool:
+    "Is this a cache of keys and values alone, with windows of at least `width` columns?"
+    if type(past) is not DynamicCache:
+        return False
+    for layer in past.layers:
+        has_wide_window = type(layer) is DynamicSlidingWindowLayer and layer.sliding_window >= width
+        if type(layer) is not DynamicLayer and not has_wide_window:
+            return False
+    return True
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de29
 class LibrarySteps:
-    "A token in, logits out, through transformers' own forward and cache, which grows."
+    "One token in, logits out, through transformers' own forward and its growing cache."
 
-    def __init__(self, model: PreTrainedModel, seen: Tensor, room: int):
-        "`seen` is (rows, query), True at real tokens, padding on the left; `room` for new tokens."
-        self.model, self.width = model, seen.shape[1]
-        self.takes = set(inspect.signature(model.forward).parameters)
-        self.mask = F.pad(seen.long(), (0, room), value=1)
-        self.past: Any = None
-        self.rows: Tensor | None = None  # that go on; None: all
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        mask: Tensor,  # (rows, query), True at real tokens; padding is on the left
+        max_new_tokens: int,
+    ):
+        self.model = model
+        self.width = mask.shape[1]  # columns that have been read
+        self.arguments = set(inspect.signature(model.forward).parameters)
+        self.mask = F.pad(mask.long(), (0, max_new_tokens), value=1)
+        self.past: Any = None  # a cache of any of transformers' kinds
+        self.rows: Tensor | None = None  # of the cache, that go on; None: all
 
-    def read(self, ids: Tensor, positions: Tensor) -> Tensor:  # (rows, columns) to (rows, V)
-        "New columns through the model; logits after the last of them."
-        extra = {"position_ids": positions, "logits_to_keep": 1}
-        extra = {name: x for name, x in extra.items() if name in self.takes}
-        out = self.model(
+    def read(
+        self,
+        ids: Tensor,  # (rows, columns), of the next columns
+        positions: Tensor,  # of the same shape
+    ) -> Tensor:  # (rows, V)
+        "Send new columns through the model, and return the logits after the last of them."
+        wanted = {"position_ids": positions, "logits_to_keep": 1}
+        options = {name: x for name, x in wanted.items() if name in self.arguments}
+        output = self.model(
             input_ids=ids,
             attention_mask=self.mask[..., : self.width],
             use_cache=True,
             past_key_values=self.past,
-            **extra,
+            **options,
         )
-        self.past = getattr(out, "past_key_values", None)
-        return out.logits[:, -1]
+        self.past = getattr(output, "past_key_values", None)
+        return output.logits[:, -1]
 
-    def __call__(self, token: Tensor) -> Tensor:  # (rows,), the newest, to (rows, V), of the next
-        rows, self.width = self.rows, self.width + 1
+    def __call__(
+        self,
+        token: Tensor,  # (rows,), the newest one
+    ) -> Tensor:  # (rows, V), of the next one
+        "Read the newest token of each row, and return the logits of the next one."
+        rows = self.rows
+        self.width += 1
         if rows is not None:
             token = token.new_zeros(len(self.mask)).index_copy(0, rows, token)
         positions = position_ids(self.mask[:, : self.width])[:, -1:]
@@ -71,71 +89,120 @@ class LibrarySteps:
         return logits if rows is None else logits[rows]
 
     def keep(self, order: Tensor) -> None:
-        "Row i is from now on what row order[i] was."
-        if not is_plain_cache(self.past):
+        """Let row i go on as what row order[i] was; other rows end.
+
+        A cache of another kind keeps all its rows, and the logits of ended rows are left out.
+        """
+        if is_plain_cache(self.past):
+            self.past.batch_select_indices(order)
+            self.mask = self.mask[order]
+        else:
             self.rows = order if self.rows is None else self.rows[order]
-            return
-        self.past.batch_select_indices(order)
-        self.mask = self.mask[order]
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de2a
 class PreallocatedLayer(StaticLayer):
-    "A layer's keys and values with room for what is to come; `time` is the newest token's column."
+    "Keys and values of a layer, with room for the tokens to come."
 
-    def __init__(self, past: Any, room: int, time: Tensor):
-        super().__init__(past.keys.shape[2] + room)
-        self.keys, self.values = (F.pad(x, (0, 0, 0, room)) for x in (past.keys, past.values))
-        self.cumulative_length, self.is_initialized = time, True
+    def __init__(
+        self,
+        past: Any,  # transformers' layer of a cache, of the columns read so far
+        max_new_tokens: int,
+        time: Tensor,  # (1,), the newest token's column; whoever steps adds 1
+    ):
+        super().__init__(past.keys.shape[2] + max_new_tokens)
+        self.keys = F.pad(past.keys, (0, 0, 0, max_new_tokens))
+        self.values = F.pad(past.values, (0, 0, 0, max_new_tokens))
+        self.cumulative_length = time
+        self.is_initialized = True
 
-    def update(self, *new: Tensor, **_: object) -> tuple[Tensor, Tensor]:
-        both: Any = self.keys, self.values
-        for kept, x in zip(both, new, strict=False):
-            kept.index_copy_(2, self.cumulative_length, x.to(kept.dtype))
-        return both
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        "Write the newest token's key and value into their column; return all columns."
+        keys: Any = self.keys
+        values: Any = self.values
+        keys.index_copy_(2, self.cumulative_length, key_states.to(keys.dtype))
+        values.index_copy_(2, self.cumulative_length, value_states.to(values.dtype))
+        return keys, values
 
 
 class StaticSteps(LibrarySteps):
-    "The same over the whole room, as a `static` step of our own: nothing but tensors changes."
+    """One token in, logits out, through transformers' forward over a cache of fixed size.
 
-    def __init__(self, model: PreTrainedModel, seen: Tensor, past: Any, room: int):
-        super().__init__(model, seen, room)
-        self.start, self.width = seen.sum(-1) - seen.shape[1], seen.shape[1] + room
-        self.time: Tensor | int = torch.tensor([seen.shape[1] - 1], device=seen.device)
-        self.past = Cache([PreallocatedLayer(layer, room, self.time) for layer in past.layers])
-        self.mask = F.pad(seen, (0, room)).to(past.layers[0].keys).log()[:, None, None]  # 0 or −∞
+    Tokens to come are masked, so that every step has the same shapes and can be a CUDA graph.
+    """
 
-    def __call__(self, token: Tensor) -> Tensor:  # (rows,), the newest, to (rows, V), of the next
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        mask: Tensor,  # (rows, query), True at real tokens; padding is on the left
+        past: Any,  # transformers' cache of these columns; the last one will be read once more
+        max_new_tokens: int,
+    ):
+        super().__init__(model, mask, max_new_tokens)
+        query = mask.shape[1]
+        self.width = query + max_new_tokens
+        self.start = mask.sum(-1) - query  # the position in column 0
+        self.time = torch.tensor([query - 1], device=mask.device)
+        self.past = Cache(
+            [PreallocatedLayer(layer, max_new_tokens, self.time) for layer in past.layers]
+        )
+        is_real = F.pad(mask, (0, max_new_tokens)).to(past.layers[0].keys)
+        self.mask = is_real.log()[:, None, None]  # added to the scores: 0 or −∞
+
+    def __call__(
+        self,
+        token: Tensor,  # (rows,), the newest one
+    ) -> Tensor:  # (rows, V), of the next one
+        "Read the newest token of each row, and return the logits of the next one."
         self.mask[..., self.time] = 0
         logits = self.read(token[:, None], (self.time + self.start)[:, None])
-        self.time += 1
+        self.time += 1  # in place: the layers have the same tensor
         return logits
 
     def keep(self, order: Tensor) -> None:
+        "Let row i go on as what row order[i] was; other rows end."
         for layer in self.past.layers:
-            layer.keys, layer.values = layer.keys[order], layer.values[order]
-        self.mask, self.start = self.mask[order], self.start[order]
+            layer.keys = layer.keys[order]
+            layer.values = layer.values[order]
+        self.mask = self.mask[order]
+        self.start = self.start[order]
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de08
-def attention(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q·Kᵀ/√D + b)·V, head by head, to (rows, heads·D). q is (rows, heads, D), keys and
-    values (rows·shared, time, D); b is (rows·shared, 1, time), −∞ at padding."""
-    together = q.reshape(len(keys), -1, q.shape[-1])
-    scores = torch.baddbmm(bias, together, keys.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
+def attention(
+    q: Tensor,  # (rows, query heads, D), one query per head
+    keys: Tensor,  # (rows·key heads, time, D)
+    values: Tensor,  # (rows·key heads, time, D)
+    bias: Tensor,  # (rows·key heads, 1, time): 0, and −∞ at padding
+) -> Tensor:  # (rows, query heads·D)
+    """Compute softmax(q·Kᵀ/√D + b)·V, head by head (Vaswani et al. 2017, eq. 1).
+
+    Neighbouring query heads share keys and values where there are fewer key heads (Ainslie et
+    al. 2023).
+    """
+    grouped = q.reshape(len(keys), -1, q.shape[-1])
+    scores = torch.baddbmm(bias, grouped, keys.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
     return torch.bmm(scores.softmax(-1), values).view(len(q), -1)
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de10
-def rotate_halves(x: Tensor, angles: Tensor) -> Tensor:
-    """(a, b) → (a·cos pθ − b·sin pθ, b·cos pθ + a·sin pθ), a the first half of a head, b the rest.
-    The angles are (rows, 2, 1, D): cos pθ; and sin pθ, the first half negative."""
+def rotate_halves(
+    x: Tensor,  # (rows, heads, D)
+    angles: Tensor,  # (rows, 2, 1, D): cos pθ; and sin pθ, the first half negative
+) -> Tensor:  # (rows, heads, D)
+    """Rotate each head by its position: (a, b) → (a·cos pθ − b·sin pθ, b·cos pθ + a·sin pθ).
+
+    a is the first half of a head and b the second (Su et al. 2021, eq. 34, as Llama pairs the
+    numbers).
+    """
     cos, sin = angles.unbind(1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de14
-RowFunction = Callable[[Tensor], Tensor]  # what becomes of a vector, for every row
+RowFunction = Callable[[Tensor], Tensor]  # of a vector, for every row
 
 
 class LayerFunctions(NamedTuple):
-    "A block of a transformer."
+    "The five functions of a transformer's block, each with its weights."
 
     norm: RowFunction  # before attention
     qkv: RowFunction  # queries, keys and values, side by side
@@ -145,122 +212,175 @@ class LayerFunctions(NamedTuple):
 
 
 class ModelFunctions(NamedTuple):
-    "A model."
+    "The functions and shapes of a causal transformer, each function with its weights."
 
     embed: Callable[[Tensor, Tensor], Tensor]  # tokens and positions to (rows, H)
-    angles: Tensor | None  # (positions, 2, 1, D), as `rotate` takes them; None: positions are added
+    angles: Tensor | None  # (positions, 2, 1, D), for `rotate_halves`; None: embed adds positions
     layers: list[LayerFunctions]
     logits: RowFunction  # the last norm, and the head
-    heads: int  # of queries
-    shared: int  # of keys and values
-    size: int  # D, numbers per head
+    query_heads: int
+    key_heads: int  # of keys, and of values
+    head_size: int  # D, numbers per head
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de16
 class OwnSteps:
-    """A token in, logits out. The past lies in buffers with room for what is to come. A `static`
-    step looks at the whole room, what is to come with b = −∞: its shapes are always the same."""
+    """One token in, logits out, through a model's weights, in the fewest operations.
+
+    Keys and values lie in buffers with room for the tokens to come. A `static` step reads the
+    whole room, tokens to come with b = −∞: its shapes are always the same.
+    """
 
     def __init__(
-        self, weights: ModelFunctions, seen: Tensor, past: Any, room: int, static: bool = False
+        self,
+        functions: ModelFunctions,
+        mask: Tensor,  # (rows, query), True at real tokens; padding is on the left
+        past: Any,  # transformers' cache of these columns; the last one will be read once more
+        max_new_tokens: int,
+        static: bool = False,
     ):
-        """`past` is transformers' cache of the columns that were `seen`, of which the last will
-        be read once more; `room` for new tokens."""
-        (rows, query), w = seen.shape, weights
-        self.weights, self.start = w, seen.sum(-1) - query  # the position in column 0
-        self.time = torch.tensor([query - 1], device=seen.device) if static else query - 1
+        rows, query = mask.shape
+        self.functions = functions
+        self.start = mask.sum(-1) - query  # the position in column 0
+        self.time: Tensor | int = query - 1  # the newest token's column
+        if static:
+            self.time = torch.tensor([query - 1], device=mask.device)
         like = concat_weights(past.layers[0].keys[:0])  # products are made in its type
-        self.bias = like.new_full((rows, w.shared, query + room), -torch.inf if static else 0.0)
-        self.bias[:, :, :query] = torch.where(seen, 0.0, -torch.inf)[:, None]
-        self.past = [
-            tuple(F.pad(x.to(like), (0, 0, 0, room)) for x in (layer.keys, layer.values))
-            for layer in past.layers
-        ]
+        self.bias = like.new_full(
+            (rows, functions.key_heads, query + max_new_tokens), -torch.inf if static else 0.0
+        )
+        self.bias[:, :, :query] = torch.where(mask, 0.0, -torch.inf)[:, None]
+        room = (0, 0, 0, max_new_tokens)
+        self.past = []  # by layer: keys and values, (rows, key heads, time, D)
+        for layer in past.layers:
+            keys = F.pad(layer.keys.to(like), room)
+            values = F.pad(layer.values.to(like), room)
+            self.past.append((keys, values))
 
-    def columns(self) -> tuple[slice | Tensor, slice]:
-        "Of the newest token; and those that it looks at."
+    def newest_column(self) -> slice | Tensor:
+        "Find the column that the newest token's key and value are written to."
         if isinstance(self.time, Tensor):
-            return self.time, slice(None)
-        return slice(self.time, self.time + 1), slice(self.time + 1)
+            return self.time
+        return slice(self.time, self.time + 1)
 
-    def __call__(self, token: Tensor) -> Tensor:  # (rows,), the newest, to (rows, V), of the next
-        w, n, (now, seen) = self.weights, len(token), self.columns()
+    def visible_columns(self) -> slice:
+        "Find the columns that the newest token attends to."
+        if isinstance(self.time, Tensor):
+            return slice(None)
+        return slice(self.time + 1)
+
+    def __call__(
+        self,
+        token: Tensor,  # (rows,), the newest one
+    ) -> Tensor:  # (rows, V), of the next one
+        "Read the newest token of each row, and return the logits of the next one."
+        functions = self.functions
+        rows = len(token)
+        newest = self.newest_column()
+        visible = self.visible_columns()
         positions = self.time + self.start
-        x, angles = w.embed(token, positions), None if w.angles is None else w.angles[positions]
-        if isinstance(now, Tensor):
-            self.bias[:n, :, now] = 0
-        bias = self.bias[:n].flatten(0, 1)[:, None, seen]
-        for layer, past in zip(w.layers, self.past, strict=True):
-            qkv = layer.qkv(layer.norm(x)).view(n, -1, w.size)
-            qk, v = qkv[:, : -w.shared], qkv[:, -w.shared :]
-            qk = qk if angles is None else rotate_halves(qk, angles)
-            qk = qk if qk.dtype == bias.dtype else qk.to(bias.dtype)  # under autocast
-            past[0][:n, :, now], past[1][:n, :, now] = qk[:, w.heads :, None], v[:, :, None]
-            keys, values = (c[:n].flatten(0, 1)[:, seen] for c in past)
-            x = x + layer.out(attention(qk[:, : w.heads], keys, values, bias))
+        x = functions.embed(token, positions)
+        angles = None if functions.angles is None else functions.angles[positions]
+        if isinstance(newest, Tensor):
+            self.bias[:rows, :, newest] = 0
+        bias = self.bias[:rows].flatten(0, 1)[:, None, visible]
+        for layer, (keys, values) in zip(functions.layers, self.past, strict=True):
+            qkv = layer.qkv(layer.norm(x)).view(rows, -1, functions.head_size)
+            qk = qkv[:, : -functions.key_heads]
+            v = qkv[:, -functions.key_heads :]
+            if angles is not None:
+                qk = rotate_halves(qk, angles)
+            if qk.dtype != bias.dtype:  # under autocast
+                qk = qk.to(bias.dtype)
+            q = qk[:, : functions.query_heads]
+            keys[:rows, :, newest] = qk[:, functions.query_heads :, None]
+            values[:rows, :, newest] = v[:, :, None]
+            seen_keys = keys[:rows].flatten(0, 1)[:, visible]
+            seen_values = values[:rows].flatten(0, 1)[:, visible]
+            x = x + layer.out(attention(q, seen_keys, seen_values, bias))
             x = x + layer.mlp(layer.norm_mlp(x))
         self.time += 1
-        return w.logits(x)
+        return functions.logits(x)
 
     def keep(self, order: Tensor) -> None:
-        "Row i is from now on what row order[i] was. Rows that keep their places are not touched."
-        moved, (_, seen) = (order != torch.arange(len(order), device=order.device)), self.columns()
-        moved = moved.nonzero()[:, 0]
-        for x in (self.bias, *(c for past in self.past for c in past)):
-            x[moved, :, seen] = x[order[moved], :, seen]
+        "Let row i go on as what row order[i] was. Rows that keep their places are not touched."
+        visible = self.visible_columns()
+        has_moved = order != torch.arange(len(order), device=order.device)
+        moved = has_moved.nonzero()[:, 0]
+        buffers = [self.bias]
+        for keys, values in self.past:
+            buffers += [keys, values]
+        for x in buffers:
+            x[moved, :, visible] = x[order[moved], :, visible]
         self.start = self.start[order]
 
 # %% ../../nbs/reference/models/decoding.ipynb #9a4b0002
 @cache
 def graph_pool(device: torch.device) -> torch.cuda.MemPool:
-    "Where the graphs on a GPU keep their numbers. It stays: each would leave its own behind."
+    "Make the memory that all CUDA graphs on a GPU share: each would leave its own behind."
     with torch.cuda.device(device):
         return torch.cuda.MemPool()
 
 
 class GraphSteps:
-    """A static step as one CUDA graph: its kernels are launched together. A new number of rows is
-    met once without, so that libraries choose kernels. What cannot be captured goes on like that,
-    with a warning."""
+    """A static step as one CUDA graph, whose kernels are launched together.
+
+    After `keep`, the first step runs without a graph, so that libraries choose their kernels. A
+    step that cannot be captured goes on without a graph, with a warning.
+    """
 
     def __init__(self, step: OwnSteps | StaticSteps):
-        self.step, self.met, self.plain = step, True, False  # `begin` has made a step with it
+        self.step = step
+        self.is_warm = True  # `start_decoding` has made a step with this number of rows
+        self.cannot_capture = False
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def capture(self, token: Tensor) -> torch.cuda.CUDAGraph:
-        "What `torch.cuda.graph` does, but for emptying torch's cache, at each rollout, before it."
-        self.token, graph, side = token.clone(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        here, pool = torch.cuda.current_stream(), cast(Any, graph_pool(token.device).id)
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
+        """Record a step of these tokens; `self.token` and `self.logits` are its ends.
+
+        `torch.cuda.graph` does the same, but first empties torch's cache, at each rollout.
+        Raises RuntimeError for a step that cannot be captured.
+        """
+        self.token = token.clone()
+        graph = torch.cuda.CUDAGraph()
+        own_stream = torch.cuda.Stream()
+        stream = torch.cuda.current_stream()
+        pool: Any = graph_pool(token.device).id
+        own_stream.wait_stream(stream)
+        with torch.cuda.stream(own_stream):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 self.logits = self.step(self.token)
             finally:
                 graph.capture_end()
-        here.wait_stream(side)
+        stream.wait_stream(own_stream)
         return graph
 
-    def __call__(self, token: Tensor) -> Tensor:  # overwritten by the next
-        if self.graph is None and self.met and not self.plain:
+    def __call__(
+        self,
+        token: Tensor,  # (rows,), the newest one
+    ) -> Tensor:  # (rows, V), of the next one; the next call overwrites it
+        "Read the newest token of each row, and return the logits of the next one."
+        if self.graph is None and self.is_warm and not self.cannot_capture:
             try:
                 self.graph = self.capture(token)
             except RuntimeError as error:
-                self.plain = True
+                self.cannot_capture = True
                 warnings.warn(
                     f"no CUDA graph of the sampler's step, which is slower without: {error}",
                     stacklevel=2,
                 )
         if self.graph is None:
-            self.met = True
+            self.is_warm = True
             return self.step(token)
         self.token.copy_(token)
         self.graph.replay()
         return self.logits
 
     def keep(self, order: Tensor) -> None:
-        "Row i is from now on what row order[i] was."
+        "Let row i go on as what row order[i] was; other rows end."
         self.step.keep(order)
-        self.graph, self.met = None, False
+        self.graph = None
+        self.is_warm = False
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de18
 ACTIVATIONS: dict[str, RowFunction] = {
@@ -270,26 +390,36 @@ ACTIVATIONS: dict[str, RowFunction] = {
 }
 
 
-def concat_weights(*parts: Tensor) -> Tensor:
-    "As one. Under autocast in its type: what is no parameter would be cast at each use."
-    x, kind = parts[0] if len(parts) == 1 else torch.cat(parts), parts[0].device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+def concat_weights(*weights: Tensor) -> Tensor:
+    """Concatenate weights; under autocast, cast the result to autocast's type.
+
+    Autocast keeps casts of parameters alone; a concatenation would be cast at each use.
+    """
+    whole = weights[0] if len(weights) == 1 else torch.cat(weights)
+    device = weights[0].device.type
+    if torch.is_autocast_enabled(device):
+        return whole.to(torch.get_autocast_dtype(device))
+    return whole
 
 
-def linear_layer(*parts: Any) -> RowFunction:
-    "x·Wᵀ + b of linear layers. Several are read as one, side by side."
-    bias = None if parts[0].bias is None else concat_weights(*(p.bias for p in parts))
-    return partial(F.linear, weight=concat_weights(*(p.weight for p in parts)), bias=bias)
+def linear_layer(*linears: Any) -> RowFunction:
+    "Make x ↦ x·Wᵀ + b of one linear layer, or of several side by side."
+    weight = concat_weights(*(linear.weight for linear in linears))
+    bias = None
+    if linears[0].bias is not None:
+        bias = concat_weights(*(linear.bias for linear in linears))
+    return partial(F.linear, weight=weight, bias=bias)
 
 
 def conv1d_layer(part: Any) -> RowFunction:
-    "x·W + b of a Conv1D: GPT-2 keeps its matrices the other way round."
-    weight, bias = concat_weights(part.weight), concat_weights(part.bias)
+    "Make x ↦ x·W + b of a Conv1D, as GPT-2 keeps its matrices."
+    weight = concat_weights(part.weight)
+    bias = concat_weights(part.bias)
     return lambda x: torch.addmm(bias, x, weight)
 
 
 def layer_norm(norm: nn.LayerNorm) -> RowFunction:
-    "(x − mean)/√(variance + ε)·w + b."
+    "Make x ↦ (x − mean)/√(variance + ε)·w + b (Ba et al. 2016)."
     return partial(
         F.layer_norm,
         normalized_shape=norm.normalized_shape,
@@ -299,75 +429,85 @@ def layer_norm(norm: nn.LayerNorm) -> RowFunction:
     )
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de19
-def gpt2_functions(model: gpt2.GPT2LMHeadModel, length: int) -> ModelFunctions:
-    "Absolute positions, layer norms, a feed-forward part of two matrices."
-    trunk, config = model.transformer, model.config
-    tokens, positions = trunk.wte.weight, trunk.wpe.weight
-    act, heads = ACTIVATIONS[config.activation_function], config.n_head
+def gpt2_functions(
+    model: gpt2.GPT2LMHeadModel,
+    length: int,  # tokens of the longest text; GPT-2's table of positions has its own length
+) -> ModelFunctions:
+    "Read GPT-2: absolute positions, layer norms, a feed-forward part of two matrices."
+    config = model.config
+    transformer = model.transformer
+    activation = ACTIVATIONS[config.activation_function]
 
-    def layer(block: Any) -> LayerFunctions:
-        attn, up, down = block.attn, conv1d_layer(block.mlp.c_fc), conv1d_layer(block.mlp.c_proj)
+    def read_block(block: Any) -> LayerFunctions:
+        up = conv1d_layer(block.mlp.c_fc)
+        down = conv1d_layer(block.mlp.c_proj)
         return LayerFunctions(
-            layer_norm(block.ln_1),
-            conv1d_layer(attn.c_attn),
-            conv1d_layer(attn.c_proj),
-            layer_norm(block.ln_2),
-            lambda x: down(act(up(x))),
+            norm=layer_norm(block.ln_1),
+            qkv=conv1d_layer(block.attn.c_attn),
+            out=conv1d_layer(block.attn.c_proj),
+            norm_mlp=layer_norm(block.ln_2),
+            mlp=lambda x: down(activation(up(x))),
         )
 
-    norm, head = layer_norm(trunk.ln_f), linear_layer(model.lm_head)
+    tokens = transformer.wte.weight
+    positions = transformer.wpe.weight
+    norm = layer_norm(transformer.ln_f)
+    head = linear_layer(model.lm_head)
     return ModelFunctions(
-        lambda a, p: tokens[a] + positions[p],
-        None,
-        [layer(b) for b in trunk.h],
-        lambda x: head(norm(x)),
-        heads,
-        heads,
-        config.n_embd // heads,
+        embed=lambda token, position: tokens[token] + positions[position],
+        angles=None,
+        layers=[read_block(block) for block in transformer.h],
+        logits=lambda x: head(norm(x)),
+        query_heads=config.n_head,
+        key_heads=config.n_head,
+        head_size=config.n_embd // config.n_head,
     )
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de1b
 def rms_norm(norm: llama.LlamaRMSNorm) -> RowFunction:
-    "x/√(mean x² + ε)·w."
-    weight, eps, shape = norm.weight, norm.variance_epsilon, norm.weight.shape
-    return lambda x: F.rms_norm(x, shape, weight, eps)
+    "Make x ↦ x/√(mean x² + ε)·w (Zhang and Sennrich 2019)."
+    weight = norm.weight
+    epsilon = norm.variance_epsilon
+    return lambda x: F.rms_norm(x, weight.shape, weight, epsilon)
 
 
-def llama_functions(model: llama.LlamaForCausalLM, length: int) -> ModelFunctions:
-    "Rotary positions below `length`, RMS norms, a gated feed-forward part, heads that share keys."
+def llama_functions(
+    model: llama.LlamaForCausalLM,
+    length: int,  # tokens of the longest text
+) -> ModelFunctions:
+    "Read Llama: rotary positions, RMS norms, a gated feed-forward part, heads that share keys."
     config: Any = model.config  # some of its numbers may be None, says its type
-    trunk, act = model.model, ACTIVATIONS[config.hidden_act]
-    heads, shared, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    transformer = model.model
+    activation = ACTIVATIONS[config.hidden_act]
 
-    def layer(block: Any) -> LayerFunctions:
-        attn, mlp = block.self_attn, block.mlp
-        gate, up, down = (
-            linear_layer(part) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        )
+    def read_block(block: Any) -> LayerFunctions:
+        attn = block.self_attn
+        gate = linear_layer(block.mlp.gate_proj)
+        up = linear_layer(block.mlp.up_proj)
+        down = linear_layer(block.mlp.down_proj)
         return LayerFunctions(
-            rms_norm(block.input_layernorm),
-            linear_layer(attn.q_proj, attn.k_proj, attn.v_proj),
-            linear_layer(attn.o_proj),
-            rms_norm(block.post_attention_layernorm),
-            lambda x: down(act(gate(x)) * up(x)),
+            norm=rms_norm(block.input_layernorm),
+            qkv=linear_layer(attn.q_proj, attn.k_proj, attn.v_proj),
+            out=linear_layer(attn.o_proj),
+            norm_mlp=rms_norm(block.post_attention_layernorm),
+            mlp=lambda x: down(activation(gate(x)) * up(x)),
         )
 
-    tokens, norm, head = (
-        trunk.embed_tokens.weight,
-        rms_norm(trunk.norm),
-        linear_layer(model.lm_head),
-    )
+    tokens = transformer.embed_tokens.weight
+    norm = rms_norm(transformer.norm)
+    head = linear_layer(model.lm_head)
     positions = torch.arange(length, device=tokens.device)[None]
-    cos, sin = (x[0] for x in trunk.rotary_emb(tokens, positions))
-    sin = torch.cat([-sin[:, : size // 2], sin[:, size // 2 :]], -1)
+    cos, sin = transformer.rotary_emb(tokens, positions)  # each (1, positions, D)
+    half = config.head_dim // 2
+    signed_sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
     return ModelFunctions(
-        lambda a, p: tokens[a],
-        torch.stack([cos, sin], 1)[:, :, None],
-        [layer(b) for b in trunk.layers],
-        lambda x: head(norm(x)),
-        heads,
-        shared,
-        size,
+        embed=lambda token, position: tokens[token],
+        angles=torch.stack([cos[0], signed_sin], 1)[:, :, None],
+        layers=[read_block(block) for block in transformer.layers],
+        logits=lambda x: head(norm(x)),
+        query_heads=config.num_attention_heads,
+        key_heads=config.num_key_value_heads,
+        head_size=config.head_dim,
     )
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de24
@@ -377,24 +517,28 @@ FAMILIES: dict[type, Callable[[Any, int], ModelFunctions]] = {
 }
 
 
-def is_unhooked(model: PreTrainedModel, *others: str) -> bool:
-    "Are its layers torch's, transformers' or of other modules named, without hooks?"
+def is_unhooked(
+    model: PreTrainedModel,
+    *others: str,  # beginnings of further modules' names whose layers are known
+) -> bool:
+    "Are all layers torch's or transformers' own, without hooks and with their own forward?"
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        return False
     known = ("torch.nn.modules.", "transformers.", *others)
-    hooks = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
-    return not hooks and all(
-        type(part).__module__.startswith(known)
-        and not (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
-        for part in model.modules()
-    )
+    for part in model.modules():
+        is_changed = part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
+        if is_changed or not type(part).__module__.startswith(known):
+            return False
+    return True
 
 
 def has_static_steps(model: PreTrainedModel) -> bool:
-    "Does its forward take a ready mask and positions, and keep no number of its own meanwhile?"
-    rope = str(getattr(model.config, "rope_parameters", None))  # those two ask how long the text is
+    "Does the forward take a ready mask and positions, and keep no number of its own meanwhile?"
+    rope = str(getattr(model.config, "rope_parameters", None))
+    asks_for_length = "dynamic" in rope or "longrope" in rope
     return (
         model._can_compile_fullgraph
-        and "dynamic" not in rope
-        and "longrope" not in rope
+        and not asks_for_length
         and model.config._attn_implementation in ("eager", "sdpa")
         and "position_ids" in inspect.signature(model.forward).parameters
         and is_unhooked(model, "peft.")
@@ -404,60 +548,75 @@ def has_static_steps(model: PreTrainedModel) -> bool:
 def has_own_steps(model: PreTrainedModel) -> bool:
     "Is it certain that `OwnSteps` computes what the model's forward does, hooks included?"
     config: Any = model.config
-    act = getattr(config, "activation_function", getattr(config, "hidden_act", None))
+    is_on_cpu = model.device.type == "cpu"
+    activation = getattr(config, "activation_function", getattr(config, "hidden_act", None))
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if (
-        type(model) not in FAMILIES
-        or act not in ACTIVATIONS
-        or rope not in ("default", "linear", "llama3")  # these angles hold for every length
-        or model.device.type == "cpu"
-        and torch.is_autocast_enabled("cpu")
-    ):
+    if type(model) not in FAMILIES or activation not in ACTIVATIONS:
         return False
-    dtype = torch.float32 if model.device.type == "cpu" else model.dtype
-    return is_unhooked(model) and {(type(p), p.device, p.dtype) for p in model.parameters()} == {
-        (nn.Parameter, model.device, dtype)
-    }
+    if rope not in ("default", "linear", "llama3"):  # these angles hold for every length
+        return False
+    if is_on_cpu and torch.is_autocast_enabled("cpu"):
+        return False
+    dtype = torch.float32 if is_on_cpu else model.dtype
+    kinds = {(type(p), p.device, p.dtype) for p in model.parameters()}
+    return kinds == {(nn.Parameter, model.device, dtype)} and is_unhooked(model)
 
 # %% ../../nbs/reference/models/decoding.ipynb #cd08fd11
 def start_decoding(
     model: PreTrainedModel,  # in evaluation mode
     ids: Tensor,  # (rows, query)
-    seen: Tensor,  # of the same shape, padding on the left
-    room: int,  # for so many new tokens
+    mask: Tensor,  # of the same shape, True at real tokens; padding is on the left
+    max_new_tokens: int,
     graph: bool = False,  # a step of fixed shape as a CUDA graph, where there can be one
-) -> tuple[Tensor, OwnSteps | LibrarySteps | GraphSteps]:  # first logits; what makes the next
-    """The queries through the model's forward, and their last column once more through a faster
-    step, which goes on if |its − theirs| ≤ max(10⁻⁵, 16·eps)·max(1, |theirs|) in every row. Warns
-    if not, and where a graph is asked for and cannot be. Raises TypeError for a model without a
-    cache."""
-    theirs = LibrarySteps(model, seen, room)
-    logits = theirs.read(ids, position_ids(seen))
-    if theirs.past is None:
+) -> tuple[Tensor, OwnSteps | LibrarySteps | GraphSteps]:  # first logits (rows, V); the stepper
+    """Read the queries, and make what turns each further token into the next logits.
+
+    The queries go through the model's forward, and their last column once more through a faster
+    step. The faster step goes on if |its logits − the model's| ≤ max(10⁻⁵, 16·eps)·max(1, |the
+    model's|) everywhere. Warns if they differ, and if a graph is asked for and cannot be made.
+    Raises TypeError for a model without a cache.
+    """
+    library = LibrarySteps(model, mask, max_new_tokens)
+    logits = library.read(ids, position_ids(mask))
+    if library.past is None:
         raise TypeError(
             f"{type(model).__name__} returns no past_key_values, as Mamba and RWKV do "
             "not: take a model that does, or a sampler of your own"
         )
-    known, width = has_own_steps(model), seen.shape[1] + room
-    if is_plain_cache(theirs.past, width) and (known or graph and has_static_steps(model)):
-        try:
-            ours = (
-                OwnSteps(FAMILIES[type(model)](model, width), seen, theirs.past, room, graph)
-                if known
-                else StaticSteps(model, seen, theirs.past, room)
-            )
-            gap, size = (ours(ids[:, -1]) - logits).abs().max(), logits.abs().max()
-            if gap <= max(1e-5, 16 * torch.finfo(logits.dtype).eps) * size.clamp(min=1):
-                return logits, GraphSteps(ours) if graph else ours
-            why = f"its logits are {gap:.0e} from those of a faster step" * bool(size.isfinite())
-        except (IndexError, RuntimeError, TypeError, ValueError) as error:  # its mask is ready
-            why = f"a faster step fails, {error}"
-    else:
-        why = "its layers or its cache are none that a step of fixed shape knows" * graph
-    if why:
+    reason = ""
+    try:
+        step = _faster_step(model, mask, library.past, max_new_tokens, graph)
+        if step is not None:
+            gap = (step(ids[:, -1]) - logits).abs().max()
+            size = logits.abs().max()
+            tolerance = max(1e-5, 16 * torch.finfo(logits.dtype).eps)
+            if gap <= tolerance * size.clamp(min=1):
+                return logits, GraphSteps(step) if graph else step
+            if size.isfinite():
+                reason = f"its logits are {gap:.0e} from those of a faster step"
+        elif graph:
+            reason = "its layers or its cache are none that a step of fixed shape knows"
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"a faster step fails, {error}"
+    if reason:
         warnings.warn(
             f"{type(model).__name__} samples through transformers' forward, which is "
-            f"right, and slower: {why}",
+            f"right, and slower: {reason}",
             stacklevel=2,
         )
-    return logits, theirs
+    return logits, library
+
+
+def _faster_step(
+    model: PreTrainedModel, mask: Tensor, past: Any, max_new_tokens: int, graph: bool
+) -> OwnSteps | StaticSteps | None:
+    "The fastest step for this model, its cache and, with `graph`, of fixed shape; None: none."
+    length = mask.shape[1] + max_new_tokens
+    if not is_plain_cache(past, length):
+        return None
+    if has_own_steps(model):
+        functions = FAMILIES[type(model)](model, length)
+        return OwnSteps(functions, mask, past, max_new_tokens, graph)
+    if graph and has_static_steps(model):
+        return StaticSteps(model, mask, past, max_new_tokens)
+    return None

@@ -45,13 +45,15 @@ def pairwise_loss(
     rejected: Float[Tensor, "batch"],  # r(y), the score of the other
     margin: Float[Tensor, "batch"] | int | float | None = None,  # how far ahead is far enough
 ) -> Float[Tensor, "batch"]:  # nats, one per pair; float32 or wider
-    """−log σ(r_chosen − r_rejected − margin): −log likelihood in Bradley and Terry's model.
-    Raises ValueError if the shapes differ.
-    Ouyang et al. (2022), eq. 1; the margin is Llama 2's."""
-    same_shape(
-        chosen=chosen, rejected=rejected, margin=margin if isinstance(margin, Tensor) else None
-    )
-    return -logsigmoid(wide(chosen) - wide(rejected) - (0.0 if margin is None else margin))
+    """Compute −log σ(r_chosen − r_rejected − margin): −log likelihood of Bradley and Terry's model.
+
+    Ouyang et al. (2022), eq. 1; the margin is Llama 2's (Touvron et al. 2023, eq. 2). Raises
+    ValueError if the shapes differ.
+    """
+    margins = margin if isinstance(margin, Tensor) else None
+    same_shape(chosen=chosen, rejected=rejected, margin=margins)
+    lead = wide(chosen) - wide(rejected)
+    return -logsigmoid(lead - (0.0 if margin is None else margin))
 
 # %% ../../nbs/learn/14_reward_model.ipynb #7c4e4960
 class PairwiseLoss(nn.Module):
@@ -63,6 +65,7 @@ class PairwiseLoss(nn.Module):
         rejected: Float[Tensor, "batch"],  # of the others
         margin: Float[Tensor, "batch"] | int | float | None = None,  # how far ahead is far enough
     ) -> Float[Tensor, ""]:  # nats
+        "Compute the mean loss of a batch of pairs."
         if not len(chosen):
             raise ValueError("no pairs: the mean over nothing is not a loss")
         return pairwise_loss(chosen, rejected, margin).mean()
@@ -72,9 +75,11 @@ def all_pairs_loss(
     scores: Float[Tensor, "batch"],  # r(xᵢ) of each text
     ratings: Shaped[Tensor, "batch"],  # yᵢ, what a person said about it, on any scale
 ) -> Float[Tensor, ""]:  # nats, mean over pairs; float32 or wider
-    """mean over {i, j : yᵢ > yⱼ} of −log σ(rᵢ − rⱼ): all that N rated texts allow, without ties.
-    Raises ValueError if there is no pair.
-    After Ouyang et al. (2022), section 3.5; the texts need not share a prompt."""
+    """Compute the mean of −log σ(rᵢ − rⱼ) over all pairs i, j of rated texts with yᵢ > yⱼ.
+
+    Ties are left out. After Ouyang et al. (2022), section 3.5; the texts need not share a
+    prompt. Raises ValueError if no two ratings differ.
+    """
     same_shape(scores=scores, ratings=ratings)
     better = ratings[:, None] > ratings
     if not better.any():
@@ -91,9 +96,11 @@ def last_token_logits(
     input_ids: Int[Tensor, "batch time"],
     attention_mask: Shaped[Tensor, "batch time"] | None = None,  # bool, or 0 and 1; None: all
 ) -> Float[Tensor, "batch"]:  # float32
-    """w·h at each row's last real token, wherever the padding is and whatever it holds.
-    pad may equal eos; transformers looks for the last id ≠ pad_token_id instead.
-    Raises ValueError for rows without a token."""
+    """Compute w·h at each row's last real token, wherever the padding is and whatever it holds.
+
+    pad may equal eos; transformers looks for the last id ≠ pad_token_id instead. Raises
+    ValueError for rows without a token, and for a mask of other numbers than 0 and 1.
+    """
     mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     return label_logits(model, input_ids, as_mask(mask, "attention_mask"))[:, 0]
 
@@ -103,7 +110,11 @@ def label_logits(
     ids: Int[Tensor, "batch time"],
     mask: Bool[Tensor, "batch time"],
 ) -> Float[Tensor, "batch label"]:  # float32
-    "Of a decoder with a linear head `score` at each row's last token; of another its own."
+    """Compute the logits of a sequence classifier.
+
+    Of a decoder with a linear head `score` they are w·h at each row's last real token; of another
+    classifier those of its own forward.
+    """
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Module):
         return model(input_ids=ids, attention_mask=mask.long()).logits.float()
@@ -114,16 +125,22 @@ def label_logits(
 
 # %% ../../nbs/learn/14_reward_model.ipynb #a92b37e8
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:  # "size-hash"
-    "Equal for tokenizers that give the same ids: of the vocabulary and one awkward sentence."
+    "Fingerprint a tokenizer, by its vocabulary and the ids of one awkward sentence."
     probe = tokenizer("It's a naïve,  GOOD film — 10/10!\n", verbose=False)["input_ids"]
     content = json.dumps([sorted(tokenizer.get_vocab().items()), probe])
     return f"{len(tokenizer)}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 # %% ../../nbs/learn/14_reward_model.ipynb #334ffe48
 def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    "Raises ValueError without a pad token, for another size, or if the config remembers another."
+    """Check that a tokenizer belongs to a reward model.
+
+    Raises ValueError for a tokenizer without a pad token, of another size than the embedding, or
+    with another fingerprint than the one in the model's configuration.
+    """
     pad_id_of(tokenizer)
-    name, n, rows = type(tokenizer).__name__, len(tokenizer), vocabulary_size(model)
+    name = type(tokenizer).__name__
+    n = len(tokenizer)
+    rows = vocabulary_size(model)
     # spare rows are for the hardware: Qwen2.5 has 151,936 in all
     rounded_up = rows % 64 == 0 and 0 < rows - n <= 0.03 * rows
     if rows != n and not rounded_up:
@@ -131,7 +148,8 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
             f"the tokenizer ({name}) has {n} tokens, the reward model an embedding "
             f"of {rows}: load the tokenizer that was saved with the model"
         )
-    saved, given = getattr(model.config, "reward_tokenizer", None), tokenizer_fingerprint(tokenizer)
+    saved = getattr(model.config, "reward_tokenizer", None)
+    given = tokenizer_fingerprint(tokenizer)
     if saved not in (None, given):
         raise ValueError(
             f"the reward model was trained with the tokenizer {saved}, and this one "
@@ -140,9 +158,11 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 
 # %% ../../nbs/learn/14_reward_model.ipynb #b526d4ca
 class RewardModel(nn.Module):
-    """Scores whole texts: (w·h_last − reward_mean) / reward_std. Its tokenizer may differ from
-    the policy's. Raises ValueError for a tokenizer that is not the model's, TypeError for a
-    model without a `score` head, and for one that is not causal."""
+    """A model that scores whole texts: (w·h_last − reward_mean) / reward_std.
+
+    Its tokenizer may differ from the policy's. Raises ValueError for a tokenizer that is not the
+    model's, TypeError for a model without a `score` head, and for one that is not causal.
+    """
 
     def __init__(
         self,
@@ -160,13 +180,16 @@ class RewardModel(nn.Module):
             )
         check_causal(trunk(model))
         check_tokenizer(model, tokenizer)
-        self.model, self.tokenizer = model, tokenizer
+        self.model = model
+        self.tokenizer = tokenizer
         self._same_ids: dict[int, bool] = {}  # of other tokenizers, by their identity
-        c, pad_id = self.model.config, tokenizer.pad_token_id
-        c.reward_mean, c.reward_std = getattr(c, "reward_mean", 0.0), getattr(c, "reward_std", 1.0)
-        c.reward_tokenizer = tokenizer_fingerprint(tokenizer)
-        ends = pad_id in (tokenizer.eos_token_id, tokenizer.bos_token_id)
-        c.pad_token_id = None if ends else pad_id
+        config = self.model.config  # it is saved with the model, by transformers too
+        config.reward_mean = getattr(config, "reward_mean", 0.0)
+        config.reward_std = getattr(config, "reward_std", 1.0)
+        config.reward_tokenizer = tokenizer_fingerprint(tokenizer)
+        pad_id = tokenizer.pad_token_id
+        is_shared = pad_id in (tokenizer.eos_token_id, tokenizer.bos_token_id)
+        config.pad_token_id = None if is_shared else pad_id
 
     @classmethod
     def from_causal_lm(
@@ -174,10 +197,14 @@ class RewardModel(nn.Module):
         lm: PreTrainedModel,  # a causal language model; its head is left out
         tokenizer: PreTrainedTokenizerBase,
     ) -> "RewardModel":
-        """A copy of the language model's transformer under a head of zeros. The default generator
-        stays as it is. Raises ValueError for a family without a classifier."""
+        """Copy a language model's transformer, and put a head of zeros on it.
+
+        torch's generator stays as it is. Raises ValueError for a family without a classifier,
+        and TypeError for a model that is not causal.
+        """
         check_causal(lm)
-        config, weight = copy.deepcopy(lm.config), next(lm.parameters())
+        config = copy.deepcopy(lm.config)
+        weight = next(lm.parameters())
         config.num_labels = 1
         with torch.random.fork_rng(devices=[]):  # these weights are overwritten at once
             model = AutoModelForSequenceClassification.from_config(config, dtype=weight.dtype)
@@ -191,8 +218,10 @@ class RewardModel(nn.Module):
         input_ids: Int[Tensor, "batch time"],
         attention_mask: Shaped[Tensor, "batch time"] | None = None,  # padding on any side
     ) -> Float[Tensor, "batch"]:  # one score per row, differentiable
-        raw, c = last_token_logits(self.model, input_ids, attention_mask), self.model.config
-        return (raw - c.reward_mean) / c.reward_std
+        "Score rows of token ids."
+        config = self.model.config
+        raw = last_token_logits(self.model, input_ids, attention_mask)
+        return (raw - config.reward_mean) / config.reward_std
 
     def score(
         self,
@@ -243,31 +272,42 @@ class RewardModel(nn.Module):
         self,
         texts: Sequence[str | Sequence[int]],  # as the policy starts from; some hundreds
     ) -> tuple[float, float]:  # the mean and sd of their raw scores
-        "From now on these have mean 0 and sd 1. Raises ValueError where scores do not differ."
-        c = self.model.config
+        """Set reward_mean and reward_std, so that the scores of these texts have mean 0 and sd 1.
+
+        Ouyang et al. (2022), section 3.5, set the mean. Raises ValueError where the scores differ
+        by no more than rounding.
+        """
+        config = self.model.config
         keys = [text if isinstance(text, str) else tuple(text) for text in texts]
         different = list(dict.fromkeys(keys))  # rows of one batch may differ in the last bit
         score_of = dict(zip(different, self.score(different), strict=True))
         raw = torch.tensor([score_of[key] for key in keys], dtype=torch.float64)
-        raw = raw * c.reward_std + c.reward_mean
+        raw = raw * config.reward_std + config.reward_mean
         check_spread(raw, self.model.dtype)
-        c.reward_mean, c.reward_std = raw.mean().item(), raw.std(correction=0).item()
-        return c.reward_mean, c.reward_std
+        config.reward_mean = raw.mean().item()
+        config.reward_std = raw.std(correction=0).item()
+        return config.reward_mean, config.reward_std
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Weights (safetensors; adapters merged), config, tokenizer. Plain transformers loads
-        them: raw scores."""
+        """Write weights (safetensors; adapters merged), config and tokenizer.
+
+        Plain transformers loads them, and gives raw scores.
+        """
         model = merge_adapters(self.model) if has_adapters(self.model) else self.model
-        for part in (model, self.tokenizer):
-            part.save_pretrained(path)
+        model.save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
 
     @classmethod
     def from_pretrained(
         cls,
-        path: str | Path,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        path: str | Path,  # of a reward model, or of a run with one
+        tokenizer: PreTrainedTokenizerBase | None = None,  # None: the saved one
     ) -> "RewardModel":
-        "What `save_pretrained` wrote. A tokenizer other than the saved one is a ValueError."
+        """Load what `save_pretrained` wrote.
+
+        Raises FileNotFoundError without a reward model, and ValueError for a damaged one and for
+        another tokenizer.
+        """
         path = find_model(path, "reward")
         model = load_model(path, "reward", dtype="auto", num_labels=1)
         return cls(model, load_tokenizer(path) if tokenizer is None else tokenizer)
@@ -281,10 +321,11 @@ def score_in_batches(
     batch_size: int,
     name: str,  # what the error calls a text
 ) -> list[float]:  # one per text, in order
-    """Texts of like length go together. Raises ValueError for a text without tokens, or longer
-    than the tokenizer's limit and the model's context, and TypeError for one string."""
-    if isinstance(texts, str):
-        raise TypeError("texts is one string: pass a list, [text]")
+    """Score texts in evaluation mode, without gradient; texts of like length go together.
+
+    Raises ValueError for a text without tokens, or longer than the tokenizer's limit and the
+    model's context, and TypeError for one string.
+    """
     limit = tokenizer.model_max_length
     limit = min(limit, context_length(model) or limit)
     if isinstance(texts, str):
@@ -302,8 +343,8 @@ def score_in_batches(
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             ids, mask = pad([rows[i] for i in batch], filling)
-            found = score(ids.to(model.device), mask.to(model.device)).tolist()
-            for i, x in zip(batch, found, strict=True):
+            batch_scores = score(ids.to(model.device), mask.to(model.device)).tolist()
+            for i, x in zip(batch, batch_scores, strict=True):
                 scores[i] = x
     return scores
 
@@ -320,15 +361,23 @@ def check_spread(scores: Float[Tensor, "batch"], dtype: torch.dtype) -> None:
 
 # %% ../../nbs/learn/14_reward_model.ipynb #56fd651a
 def log_odds(logits: Float[Tensor, "batch label"], label: int) -> Float[Tensor, "batch"]:
-    "z_k − log Σⱼ≠ₖ exp zⱼ = log p_k/(1 − p_k); with a single label its logit."
+    """Compute log p_k/(1 − p_k) = z_k − log Σⱼ≠ₖ exp zⱼ of a label k.
+
+    Of a classifier with a single label it is the logit itself.
+    """
     logits = logits.float()
     others = [j for j in range(logits.shape[1]) if j != label]
-    return logits[:, label] - (logits[:, others].logsumexp(-1) if others else 0.0)
+    if not others:
+        return logits[:, label]
+    return logits[:, label] - logits[:, others].logsumexp(-1)
 
 # %% ../../nbs/learn/14_reward_model.ipynb #41ea1467
 class Classifier:
-    """A sequence classifier as a reward: its logit, or the log-odds of one label. Raises TypeError
-    for what is no classifier, ValueError for a label it lacks, or that must be named."""
+    """A sequence classifier as a reward: its logit, or the log-odds of one label.
+
+    Raises TypeError for what is no classifier, and ValueError for a label that it lacks and for
+    none where it has several.
+    """
 
     def __init__(
         self,
@@ -344,8 +393,11 @@ class Classifier:
                 f"{name} is no sequence classifier: load the model with "
                 "AutoModelForSequenceClassification"
             )
-        self.model, self.tokenizer, self.label = model, tokenizer, find_label(model, label)
-        self.template, self.batch_size = template, batch_size
+        self.model = model
+        self.tokenizer = tokenizer
+        self.label = find_label(model, label)
+        self.template = template
+        self.batch_size = batch_size
 
     def score(
         self,
@@ -353,11 +405,16 @@ class Classifier:
         prompts: Sequence | None = None,  # texts, or lists of messages
         completions: Sequence | None = None,  # the same
     ) -> list[float]:  # one per text, in order
-        "Without dropout or gradient. Raises ValueError naming a text that is empty or too long."
+        """Score texts, without dropout or gradient.
+
+        Raises ValueError naming a text that is empty or too long, and for a template without
+        prompts and completions.
+        """
         if self.template is not None:
             if prompts is None or completions is None:
                 raise ValueError("a template needs prompts and completions")
-            texts = [self.template(p, c) for p, c in zip(prompts, completions, strict=True)]
+            answered = zip(prompts, completions, strict=True)
+            texts = [self.template(prompt, completion) for prompt, completion in answered]
         return score_in_batches(
             self.model,
             self.tokenizer,
@@ -369,10 +426,13 @@ class Classifier:
 
 # %% ../../nbs/learn/14_reward_model.ipynb #13d892ab
 def find_label(model: PreTrainedModel, label: str | int | None) -> int:
-    "The index of a label's logit. Raises ValueError naming the labels there are."
+    """Find the index of a label's logit, by the label's name or index.
+
+    None is the single label of a classifier with one. Raises ValueError naming the labels.
+    """
     names = {int(i): str(name) for i, name in (model.config.id2label or {0: "score"}).items()}
-    found = [i for i, name in names.items() if label in (None, i, name)]
-    if len(found) != 1:
+    matching = [i for i, name in names.items() if label in (None, i, name)]
+    if len(matching) != 1:
         known = ", ".join(map(repr, names.values()))
         raise ValueError(f"label is {label!r}: pass one of the classifier's, {known}")
-    return found[0]
+    return matching[0]

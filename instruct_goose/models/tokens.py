@@ -8,7 +8,6 @@ __all__ = ['to_fast_tokenizer', 'word_tokenizer', 'bpe_tokenizer', 'encode_all',
 
 # %% ../../nbs/reference/models/tokens.ipynb #e9c7bd43
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,18 +22,19 @@ from .rendering import pair_parts, Renderer, template_columns
 # %% ../../nbs/reference/models/tokens.ipynb #71aa5c53
 def to_fast_tokenizer(
     tokenizer: Tokenizer,
-    special: dict[str, str],
+    special: dict[str, str],  # bos_token, eos_token, pad_token, unk_token
     model_max_length: int,
     add_bos: bool,
     add_eos: bool = False,
 ) -> PreTrainedTokenizerFast:
-    "Wrapped for transformers; every text starts with bos and ends with eos, where asked."
-    begin, end = [special["bos_token"]] * add_bos, [special["eos_token"]] * add_eos
-    names = dict.fromkeys(begin + end)
+    "Wrap a tokenizer for transformers; where asked, every text starts with bos, ends with eos."
+    begin = [special["bos_token"]] if add_bos else []
+    end = [special["eos_token"]] if add_eos else []
+    added = dict.fromkeys(begin + end)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[*begin, "$A", *end],
         pair=[*begin, "$A", "$B", *end],
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in names],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in added],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -56,17 +56,22 @@ def word_tokenizer(
     add_bos: bool = True,  # so that even an empty prompt has a token to predict from
     add_eos: bool = False,  # for a reward model, which then reads its score there
 ) -> PreTrainedTokenizerFast:  # saves and loads like any other
-    """One id per word; words are what stands between blanks. Special tokens come first, from 0.
-    Raises ValueError for repeated words, words with blanks, and special tokens among them."""
-    if isinstance(words, str) or not (words := list(words)):
-        raise ValueError(f"words is {words!r}: pass the vocabulary as a list, `text.split()`")
+    """Make a tokenizer with one id per word; words are what stands between blanks.
+
+    Special tokens come first, from 0. Raises ValueError for no words, for repeated words, words
+    with blanks, and special tokens among them.
+    """
+    vocabulary = [] if isinstance(words, str) else list(words)
+    if not vocabulary:
+        shown = words if isinstance(words, str) else vocabulary
+        raise ValueError(f"words is {shown!r}: pass the vocabulary as a list, `text.split()`")
     special = {"pad_token": pad, "bos_token": bos, "eos_token": eos, "unk_token": unk}
-    vocab = {token: i for i, token in enumerate(dict.fromkeys(special.values()))}
-    for word in words:
-        if word in vocab or word.split() != [word]:
+    id_of = {token: i for i, token in enumerate(dict.fromkeys(special.values()))}
+    for word in vocabulary:
+        if word in id_of or word.split() != [word]:
             raise ValueError(f"the word {word!r} occurs twice, is a special token, or has a blank")
-        vocab[word] = len(vocab)
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=unk))
+        id_of[word] = len(id_of)
+    tokenizer = Tokenizer(models.WordLevel(id_of, unk_token=unk))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return to_fast_tokenizer(tokenizer, special, model_max_length, add_bos, add_eos)
 
@@ -82,8 +87,11 @@ def bpe_tokenizer(
     eos: str = "<eos>",  # may be one token
     add_bos: bool = True,
 ) -> PreTrainedTokenizerFast:  # saves and loads like any other
-    """Byte-level byte-pair encoding (Sennrich et al. 2016, on bytes as in GPT-2): every text has
-    ids, none is unknown. May end below `vocab_size` on little text."""
+    """Learn byte-level byte-pair encoding: every text has ids, none is unknown.
+
+    Sennrich et al. (2016), on bytes as in GPT-2. A merge needs a pair that occurs twice: on
+    little text the vocabulary stays below `vocab_size`.
+    """
     special = {"pad_token": pad, "bos_token": bos, "eos_token": eos}
     tokens = list(dict.fromkeys(special.values()))
     tokenizer = Tokenizer(models.BPE())
@@ -91,27 +99,28 @@ def bpe_tokenizer(
         tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        texts,
-        BpeTrainer(
-            vocab_size=vocab_size,
-            min_frequency=2,
-            special_tokens=tokens,
-            show_progress=False,
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        ),
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=tokens,
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
+    tokenizer.train_from_iterator(texts, trainer)
     return to_fast_tokenizer(tokenizer, special, model_max_length, add_bos)
 
 # %% ../../nbs/reference/models/tokens.ipynb #ca74d416
 def encode_all(
     texts: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
-    limit: int,
+    limit: int,  # most tokens in a text
     name: Callable[[int], str],  # what the error calls text i
-) -> list[list[int]]:
-    """Token ids of each text, from the tokenizer's own call. Raises ValueError naming a text of
-    no tokens, or of more than fit; TypeError for no text."""
+) -> list[list[int]]:  # token ids of each text
+    """Tokenise texts as the tokenizer does when it is called, special tokens included.
+
+    Raises ValueError naming a text of no tokens or of more than `limit`, and TypeError for one
+    string instead of a list.
+    """
     if isinstance(texts, str):
         raise TypeError("texts is one string: pass a list, [text]")
     rows = Renderer(tokenizer).texts(texts)
@@ -122,8 +131,8 @@ def encode_all(
 def require_fitting(
     rows: Sequence[Sequence[int]],
     texts: Sequence[str],  # what they are the ids of
-    limit: int,
-    name: Callable[[int], str],
+    limit: int,  # most tokens in a row
+    name: Callable[[int], str],  # what the error calls row i
 ) -> None:
     "Raises ValueError naming the first row of no tokens, or of more than fit."
     for i, ids in enumerate(rows):
@@ -140,7 +149,7 @@ def require_fitting(
 
 # %% ../../nbs/reference/models/tokens.ipynb #4626f860
 def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    "The id of padding. Raises ValueError for a tokenizer without one."
+    "Find the id of padding. Raises ValueError for a tokenizer without a pad token."
     pad_id = tokenizer.pad_token_id
     if not isinstance(pad_id, int):
         raise ValueError(
@@ -150,8 +159,11 @@ def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
     return pad_id
 
 
-def token_limit(tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> int:
-    "Most tokens in a text; None: the tokenizer's own limit. Raises ValueError below 1."
+def token_limit(
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None,  # None: the tokenizer's own limit
+) -> int:
+    "Find how many tokens a text may have. Raises ValueError below 1."
     limit = tokenizer.model_max_length if max_length is None else max_length
     if limit < 1:
         raise ValueError(
@@ -166,31 +178,42 @@ def pad(
     pad_id: int,  # what fills the gaps; any id will do, nobody reads it
     side: str = "right",  # where the filling goes
 ) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:  # ids, mask
-    """Rows as one tensor, with the mask that tells tokens from filling. The mask comes from the
-    lengths, never from the ids, so `pad_id` may be a token that also occurs in the rows.
-    Raises ValueError for an empty row, for no rows, and for another side than left or right."""
-    if side not in ("left", "right") or not len(rows) or not all(map(len, rows)):
+    """Make one tensor of rows, with the mask that tells tokens from filling.
+
+    The mask comes from the lengths, never from the ids: `pad_id` may also occur in the rows.
+    Raises ValueError for an empty row, for no rows, and for another side than left or right.
+    """
+    lengths = [len(row) for row in rows]
+    if side not in ("left", "right") or not lengths or min(lengths) == 0:
         raise ValueError(
-            f"rows of lengths {list(map(len, rows))[:20]} to pad on side {side!r}: "
+            f"rows of lengths {lengths[:20]} to pad on side {side!r}: "
             "give 'left' or 'right', and rows of at least one token"
         )
-    lengths = torch.tensor([len(row) for row in rows])
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    mask = mask.flip(-1) if side == "left" else mask
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    if side == "left":
+        mask = mask.flip(-1)
     ids = torch.full(mask.shape, pad_id)
     ids[mask] = torch.tensor([int(token) for row in rows for token in row])
     return ids, mask
 
 # %% ../../nbs/reference/models/tokens.ipynb #243a7469
-def unpad(x: Shaped[Tensor, "batch time"], mask: Shaped[Tensor, "batch time"]) -> list[list]:
-    "The entries under the mask, row by row: what `pad` was given, whichever side it filled."
-    real = mask.bool()
-    kept, lengths = x[real].tolist(), real.sum(-1).tolist()
-    return [kept[end - n : end] for n, end in zip(lengths, accumulate(lengths), strict=True)]
+def unpad(
+    x: Shaped[Tensor, "batch time"],
+    mask: Shaped[Tensor, "batch time"],  # of `pad`
+) -> list[list]:
+    "Take the entries under the mask, row by row, as `pad` was given them on either side."
+    is_token = mask.bool()
+    tokens = x[is_token].tolist()  # of all rows; one transfer from a GPU
+    rows = []
+    start = 0
+    for length in is_token.sum(-1).tolist():
+        rows.append(tokens[start : start + length])
+        start += length
+    return rows
 
 # %% ../../nbs/reference/models/tokens.ipynb #95404882
 def as_mask(mask: Tensor, name: str = "mask") -> Bool[Tensor, "batch time"]:
-    "As bool, from bool or 0 and 1. Raises ValueError for other numbers."
+    "Convert a mask of bool, or of 0 and 1, to bool. Raises ValueError for other numbers."
     if mask.dtype != torch.bool and ((mask != 0) & (mask != 1)).any():
         raise ValueError(
             f"{name} holds {mask.unique().tolist()}: only 0 (padding) and 1 (token) "
@@ -200,25 +223,36 @@ def as_mask(mask: Tensor, name: str = "mask") -> Bool[Tensor, "batch time"]:
 
 # %% ../../nbs/reference/models/tokens.ipynb #036966fd
 def position_ids(mask: Shaped[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
-    "pₜ = max(0, Σ_{i≤t} mᵢ − 1): a model must be told, or it would count the padding too."
+    """Count tokens from 0, padding apart: pₜ = max(0, Σ_{i≤t} mᵢ − 1).
+
+    A model that is not told its positions counts the padding too. Raises ValueError for a mask
+    of other numbers than 0 and 1.
+    """
     return (as_mask(mask).long().cumsum(-1) - 1).clamp(min=0)
 
 # %% ../../nbs/reference/models/tokens.ipynb #c6551e04
 def compact(
     ids: Int[Tensor, "batch time"],
-    mask: Shaped[Tensor, "batch time"],
-    side: str = "left",
-) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:
-    """Each row's padding moved to one side, its tokens in their old order: a stable sort by the
-    mask."""
-    mask = as_mask(mask)
-    order = (mask if side == "left" else ~mask).long().argsort(dim=-1, stable=True)
-    return ids.gather(-1, order), mask.gather(-1, order)
+    mask: Shaped[Tensor, "batch time"],  # bool, or 0 and 1; padding anywhere
+    side: str = "left",  # where the padding goes
+) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:  # ids, mask
+    """Move each row's padding to one side; tokens keep their order (a stable sort by the mask).
+
+    Raises ValueError for a mask of other numbers than 0 and 1.
+    """
+    is_token = as_mask(mask)
+    goes_last = is_token if side == "left" else ~is_token
+    order = goes_last.long().argsort(dim=-1, stable=True)
+    return ids.gather(-1, order), is_token.gather(-1, order)
 
 # %% ../../nbs/reference/models/tokens.ipynb #7ed2ca86
 class PromptDataset(torch.utils.data.Dataset):
-    """Prompts, tokenised once. Items are `{"text", "ids"}`; `collate` makes a left-padded batch.
-    Raises ValueError naming the prompt that is empty or longer than `max_length`."""
+    """Prompts, tokenised once.
+
+    Items are `{"text", "ids"}`; `collate` makes a left-padded batch. Raises ValueError for no
+    prompts, for a tokenizer without a pad token, and naming the prompt that is empty or longer
+    than `max_length`; TypeError for one text instead of a list.
+    """
 
     def __init__(
         self,
@@ -237,20 +271,24 @@ class PromptDataset(torch.utils.data.Dataset):
         self.pad_id = pad_id_of(tokenizer)
 
     def __len__(self) -> int:
+        "Count the prompts."
         return len(self.texts)
 
     def __getitem__(self, i: int) -> dict[str, Any]:
+        "Take prompt i: its text and its token ids."
         return {"text": self.texts[i], "ids": self.ids[i]}
 
     def collate(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """A batch: `query_ids` and `query_mask`, padded on the left, and `texts`. For a
-        DataLoader's `collate_fn`."""
+        """Make a batch, as a DataLoader's `collate_fn`.
+
+        It holds `query_ids` and `query_mask` (batch, time), padded on the left, and `texts`.
+        """
         ids, mask = pad([item["ids"] for item in items], self.pad_id, side="left")
         return {"query_ids": ids, "query_mask": mask, "texts": [item["text"] for item in items]}
 
 # %% ../../nbs/reference/models/tokens.ipynb #0e45b411
 def pair_texts(i: int, pair: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
-    """Pair i's two texts, with the prompt in front of both.
+    """Take pair i's two texts, with the prompt in front of both.
 
     Raises ValueError naming the pair that lacks a text, is a tie, or holds messages.
     """
@@ -266,8 +304,8 @@ class PairDataset(torch.utils.data.Dataset):
     Items are `{"chosen", "rejected"}` token ids; `collate` makes right-padded batches. A pair is
     `{"chosen": …, "rejected": …}`, perhaps with a `"prompt"`, or `(chosen, rejected)`, each of
     them a text or a list of messages, as the `Renderer` reads them.
-    Raises ValueError naming the row that lacks a side, whose sides are the same, that cannot be
-    rendered, or that is empty or too long.
+    Raises ValueError for no pairs, for a tokenizer without a pad token, and naming the row that
+    lacks a side, whose sides are the same, that cannot be rendered, or that is empty or too long.
     """
 
     def __init__(
@@ -284,9 +322,12 @@ class PairDataset(torch.utils.data.Dataset):
         prompts = [prompt for prompt, _, _ in parts]
         columns = [template_columns(pair) for pair in pairs]
         renderer = Renderer(tokenizer)
+        answers_of = {
+            "chosen": [chosen for _, chosen, _ in parts],
+            "rejected": [rejected for _, _, rejected in parts],
+        }
         sides = []
-        for k, side in ((1, "chosen"), (2, "rejected")):
-            answers = [part[k] for part in parts]
+        for side, answers in answers_of.items():
             name = f"pair {{}}, {side}".format
             rows = renderer.reward_rows(prompts, answers, columns, name)
             texts = [f"{prompt}{answer}" for prompt, answer in zip(prompts, answers, strict=True)]
@@ -298,13 +339,19 @@ class PairDataset(torch.utils.data.Dataset):
         ]
 
     def __len__(self) -> int:
+        "Count the pairs."
         return len(self.rows)
 
     def __getitem__(self, i: int) -> dict[str, list[int]]:
+        "Take pair i: the token ids of both sides."
         return self.rows[i]
 
     def collate(self, items: Sequence[dict[str, list[int]]]) -> dict[str, Tensor]:
-        "`chosen_ids`, `chosen_mask`, `rejected_ids`, `rejected_mask`, padded on the right."
+        """Make a batch, as a DataLoader's `collate_fn`.
+
+        It holds `chosen_ids`, `chosen_mask`, `rejected_ids` and `rejected_mask` (batch, time),
+        padded on the right.
+        """
         batch = {}
         for side in ("chosen", "rejected"):
             ids, mask = pad([item[side] for item in items], self.pad_id, side="right")

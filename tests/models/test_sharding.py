@@ -66,16 +66,14 @@ def train(preset, settings, out=None, steps=2):
 
 
 @pytest.mark.parametrize("preset, settings", first(1, (("ppo", PPO), ("grpo", GRPO))))
-def test_two_processes_with_a_piece_each_are_one(preset, settings, tmp_path):
+def test_two_processes_with_a_shard_each_are_one(preset, settings, tmp_path):
     weights, history, _ = train(preset, settings)
-    (one, one_history, (own, parts, cut)), (two, _, (rest, _, _)) = in_processes(
+    (one, one_history, (own, parts, sharded)), (two, _, (rest, _, _)) = in_processes(
         2, train, preset, settings, tmp_path / "run", seconds=500
     )
-    assert (
-        cut
-        and parts == (6 if preset == "ppo" else 4)
-        and all(torch.equal(one[k], two[k]) for k in one)
-    )
+    assert sharded
+    assert parts == (6 if preset == "ppo" else 4)
+    assert all(torch.equal(one[k], two[k]) for k in one)
     assert apart(one, weights) < 1e-9
     everything = sum(
         p.numel() for k, p in one.items() if preset == "ppo" or k.startswith("model.")
@@ -98,9 +96,11 @@ def test_two_processes_with_a_piece_each_are_one(preset, settings, tmp_path):
 # ----------------------------------------------------------- saved as one
 
 
-def kept(cut, out, steps, preset="ppo", settings=PPO, resume=False, ctrl_c=None, **more):
-    "The weights after a run on the disk. Process 0 is interrupted while its ctrl_c-th batch is judged."
-    os.environ["ACCELERATE_USE_FSDP"] = str(cut)
+def run_in_directory(
+    shard, out, steps, preset="ppo", settings=PPO, resume=False, ctrl_c=None, **more
+):
+    "A run in a directory; process 0 is interrupted while its ctrl_c-th batch is scored."
+    os.environ["ACCELERATE_USE_FSDP"] = str(shard)
     calls = []
 
     def judge(texts):
@@ -112,12 +112,12 @@ def kept(cut, out, steps, preset="ppo", settings=PPO, resume=False, ctrl_c=None,
     trainer = trainer_of(preset, steps=steps, **settings)
     options = {"save_every": 2} | more
     train_in(trainer, out, PROMPTS, judge, resume=resume, progress=False, **options)
-    assert is_sharded(trainer.agent) == cut
+    assert is_sharded(trainer.agent) == shard
     return trainer
 
 
-def in_pieces(*args, **options):
-    weights = weights_of(kept(True, *args, **options))
+def run_sharded(*args, **options):
+    weights = weights_of(run_in_directory(True, *args, **options))
     assert not any(
         hasattr(x, "to_local") for x in weights.values()
     )  # asked for its state, it stays whole
@@ -128,9 +128,17 @@ def newest(out):
     return load_checkpoint(newest_checkpoint(out / "checkpoints"))
 
 
-def same_state(a, b):
-    "Two checkpoints: tensors within 1e-9, generators to the bit, and the record but for seconds."
-    (tensors, record), (others, other) = a, b
+def logged(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def same_state(out, other_out):
+    """Two runs' newest checkpoints: tensors within 1e-9, generators to the bit, and the record.
+
+    Their logs say the same, but for seconds.
+    """
+    tensors, record = newest(out)
+    others, other = newest(other_out)
     assert list(tensors) == list(others)
     assert sum("/moments/exp_avg" in name for name in tensors) > 40
     for name, x in tensors.items():
@@ -141,17 +149,18 @@ def same_state(a, b):
             torch.testing.assert_close(x, others[name], rtol=0, atol=1e-9, msg=name)
         elif "/moments/" not in name:
             assert x.equal(others[name]), name
-    stages, its_stages = record["stages"]["ppo"], other["stages"]["ppo"]
-    same_numbers(stages["metrics"], its_stages["metrics"])
-    assert {k: x for k, x in stages.items() if k != "metrics"} == {
-        k: x for k, x in its_stages.items() if k != "metrics"
-    }
-    assert record["place"] == other["place"] and record["settings"] == other["settings"]
+    same_numbers(logged(out), logged(other_out))
+    stage = dict(record["stages"]["ppo"])
+    other_stage = dict(other["stages"]["ppo"])
+    assert stage.pop("log")["lines"] == other_stage.pop("log")["lines"]
+    assert stage == other_stage
+    assert record["place"] == other["place"]
+    assert record["settings"] == other["settings"]
 
 
-def refuses(out):
-    "Goes on in pieces; then is given a state with a weight that is NaN, which changes nothing."
-    trainer = kept(True, out, 4, resume=True)
+def go_on_and_refuse_nan(out):
+    "Goes on sharded; then is given a state with a weight that is NaN, which changes nothing."
+    trainer = run_in_directory(True, out, 4, resume=True)
     state = copy.deepcopy(map_tensors(torch.clone, trainer.state_dict()))
     before = {k: x.to_local().clone() for k, x in shards_of(trainer.agent).parameters.items()}
     weights = state["parts"]["learner"]["model"]
@@ -166,10 +175,10 @@ def refuses(out):
     return weights_of(trainer)
 
 
-def test_a_run_in_pieces_is_saved_as_one_and_goes_on_after_ctrl_c(tmp_path):
-    one = weights_of(kept(False, tmp_path / "one", 4))
+def test_a_sharded_run_is_saved_as_one_and_goes_on_after_ctrl_c(tmp_path):
+    one = weights_of(run_in_directory(False, tmp_path / "one", 4))
     with pytest.raises(RuntimeError, match="process 0: KeyboardInterrupt.*process 1: PeerFailed"):
-        in_processes(2, in_pieces, tmp_path / "two", 4, ctrl_c=4, save_every=None, seconds=500)
+        in_processes(2, run_sharded, tmp_path / "two", 4, ctrl_c=4, save_every=None, seconds=500)
     (saved, _), rescued = (
         newest(tmp_path / "two"),
         load_file(tmp_path / "two/policy/model.safetensors"),
@@ -179,9 +188,9 @@ def test_a_run_in_pieces_is_saved_as_one_and_goes_on_after_ctrl_c(tmp_path):
         all(x.equal(saved[f"ppo/parts/learner/model/model.{k}"]) for k, x in rescued.items())
         and len(rescued) > 20
     )
-    first, second = in_processes(2, refuses, tmp_path / "two", seconds=500)
+    first, second = in_processes(2, go_on_and_refuse_nan, tmp_path / "two", seconds=500)
     assert apart(one, first) < 1e-9 and all(x.equal(second[k]) for k, x in first.items())
-    same_state(newest(tmp_path / "one"), newest(tmp_path / "two"))
+    same_state(tmp_path / "one", tmp_path / "two")
     written = AutoModelForCausalLM.from_pretrained(
         tmp_path / "two/policy", dtype=torch.float64
     ).state_dict()
@@ -196,17 +205,20 @@ MOVING = GRPO | dict(eval_every=1, keep_best=True, ref_every=2, ref_mixup=0.5)
     "preset, settings, more", (("ppo", PPO, {}), ("grpo", MOVING, {"held_out": PROMPTS[:2]}))
 )
 def test_begun_by_one_or_by_two_it_is_one_run(preset, settings, more, tmp_path):
-    "Two iterations by the one, two by the other, two by the first again. With GRPO a best policy is kept, and the reference follows."
+    """Two iterations by the one, two by the other, two by the first again.
+
+    With GRPO a best policy is kept, and the reference follows.
+    """
     alone = {
-        out: weights_of(kept(False, tmp_path / out, n, preset, settings, **more))
-        for out, n in (("six", 6), ("alone first", 2))
+        out: weights_of(run_in_directory(False, tmp_path / out, n, preset, settings, **more))
+        for out, n in (("six", 6), ("one first", 2))
     }
-    in_processes(2, in_pieces, tmp_path / "pieces first", 2, preset, settings, seconds=500, **more)
-    kept(False, tmp_path / "pieces first", 4, preset, settings, resume=True, **more)
+    in_processes(2, run_sharded, tmp_path / "two first", 2, preset, settings, seconds=500, **more)
+    run_in_directory(False, tmp_path / "two first", 4, preset, settings, resume=True, **more)
     in_processes(
         2,
-        in_pieces,
-        tmp_path / "alone first",
+        run_sharded,
+        tmp_path / "one first",
         4,
         preset,
         settings,
@@ -215,12 +227,12 @@ def test_begun_by_one_or_by_two_it_is_one_run(preset, settings, more, tmp_path):
         **more,
     )
     last = weights_of(
-        kept(False, tmp_path / "alone first", 6, preset, settings, resume=True, **more)
+        run_in_directory(False, tmp_path / "one first", 6, preset, settings, resume=True, **more)
     )
     both, _ = in_processes(
         2,
-        in_pieces,
-        tmp_path / "pieces first",
+        run_sharded,
+        tmp_path / "two first",
         6,
         preset,
         settings,
@@ -230,8 +242,8 @@ def test_begun_by_one_or_by_two_it_is_one_run(preset, settings, more, tmp_path):
     )
     again, _ = in_processes(
         2,
-        in_pieces,
-        tmp_path / "pieces first",
+        run_sharded,
+        tmp_path / "two first",
         6,
         preset,
         settings,
@@ -243,8 +255,8 @@ def test_begun_by_one_or_by_two_it_is_one_run(preset, settings, more, tmp_path):
         assert apart(alone["six"], weights) < 1e-9
     if preset == "ppo":
         assert apart(both, again) < 1e-9
-    for out in ("alone first", "pieces first"):
-        same_state(newest(tmp_path / "six"), newest(tmp_path / out))
+    for out in ("one first", "two first"):
+        same_state(tmp_path / "six", tmp_path / out)
 
 
 # ----------------------------------------------------------- LearnerState
@@ -426,7 +438,7 @@ def test_deepspeed_is_refused_by_name(monkeypatch):
     ),
 )
 def test_accelerate_reads_the_configurations(name, kind):
-    "Its own parser, which refuses keys that it does not know. Nothing is launched."
+    "Its own parser, which go_on_and_refuse_nan keys that it does not know. Nothing is launched."
     config = pytest.importorskip("accelerate.commands.config.config_args").load_config_from_file(
         str(configs() / f"{name}.yaml")
     )

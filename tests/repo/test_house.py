@@ -156,7 +156,7 @@ MAY_BE_ANY = {
         compat.trl.dpo_from_trl(args) core.processes.full_tensor(x) lesson.draw_tokens(ax)
         lesson.drag(fig) models.adapters.unwrap_peft(model) models.decoding.conv1d_layer(part)
         models.decoding.OwnSteps.__init__(past) models.decoding.StaticSteps.__init__(past)
-        models.decoding.PreallocatedLayer.__init__(past)
+        models.decoding.PreallocatedLayer.__init__(past) models.decoding._faster_step(past)
         objective.logprobs_in_pieces.LogprobsInPieces.forward(ctx)
         objective.logprobs_in_pieces.LogprobsInPieces.backward(ctx)
         rollouts.vllm.to_response(completion) rollouts.vllm.VLLMEngine.__init__(llm)""",
