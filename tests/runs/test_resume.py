@@ -218,7 +218,7 @@ def test_what_fails_while_saving_does_not_hide_why_the_run_stopped(tmp_path, cap
         manager.stage("ppo").after_step(3, 10, lambda: {"loss": float("nan")})
         raise ZeroDivisionError
     said = capsys.readouterr().err
-    assert "JSON" in said and "holds nothing to go on from" in said
+    assert "'ppo/loss' is nan" in said and "holds nothing to go on from" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
