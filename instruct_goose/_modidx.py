@@ -3353,5 +3353,7 @@ d = { 'settings': { 'branch': 'main',
                                                                                                   'instruct_goose/training/update.py'),
                                                 'instruct_goose.training.update.minibatches': ( 'reference/training/update.html#minibatches',
                                                                                                 'instruct_goose/training/update.py'),
+                                                'instruct_goose.training.update.next_learning_rate': ( 'reference/training/update.html#next_learning_rate',
+                                                                                                       'instruct_goose/training/update.py'),
                                                 'instruct_goose.training.update.total_loss': ( 'reference/training/update.html#total_loss',
                                                                                                'instruct_goose/training/update.py')}}}

@@ -122,6 +122,7 @@ from instruct_goose.training.update import (
     make_optimizer,
     micro_batches,
     minibatches,
+    next_learning_rate,
     total_loss,
 )
 
@@ -302,7 +303,7 @@ class RLHFTrainer:
         metrics |= timing(seconds, metrics["tokens"])
         entropy_log = self.coefficients.adapt(metrics)  # β and c₂ of the next iteration
         self.iteration += 1
-        self.schedule.step()
+        next_learning_rate(self.schedule)
         reference_log = self.reference.follow(self.iteration)
         metrics |= entropy_log | reference_log
         if self.held_out is not None and self.held_out.is_due(self.iteration):

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['EvaluateFn', 'LossFn', 'drop_truncated', 'minibatches', 'micro_batches', 'aggregation_args', 'importance_weights',
            'loss_args', 'kl_penalty', 'total_loss', 'MicroBatchTrace', 'backward', 'clip_gradients', 'make_optimizer',
-           'Coefficients', 'explain_nonfinite', 'first_nonfinite']
+           'next_learning_rate', 'Coefficients', 'explain_nonfinite', 'first_nonfinite']
 
 # %% ../../nbs/reference/training/update.ipynb #3464f50d
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import nn, Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..config import RLHFConfig
 from instruct_goose.core.checks import (
@@ -313,6 +315,17 @@ def make_optimizer(
             "the Agent that you pass"
         )
     return made
+
+# %% ../../nbs/reference/training/update.ipynb #db7b503f
+def next_learning_rate(schedule: LRScheduler) -> None:
+    """Set the learning rate of the next iteration.
+
+    torch warns where a schedule moves before the optimizer has ever stepped. Here that is no
+    mistake: an iteration may leave nothing to learn from, and takes no step.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+        schedule.step()
 
 # %% ../../nbs/reference/training/update.ipynb #04e26e6e
 class Coefficients:

@@ -5,6 +5,7 @@ One number of each is worked out by hand.
 
 import copy
 import math
+import warnings
 
 import jaxtyping
 import pytest
@@ -24,6 +25,7 @@ from instruct_goose.training.update import (
     kl_penalty,
     micro_batches,
     minibatches,
+    next_learning_rate,
 )
 
 TOKENIZER = word_tokenizer([f"w{i}" for i in range(9)], 20, pad="<end>", bos="<end>", eos="<end>")
@@ -458,3 +460,12 @@ def test_a_rollout_without_advantages_is_no_experience():
     t = trainer()
     with pytest.raises(jaxtyping.TypeCheckError, match="experience"):
         t.optimize(truncated_rollout())
+
+
+def test_a_schedule_that_moves_before_the_first_step_does_not_warn():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 / (1 + i))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        next_learning_rate(schedule)
+    assert optimizer.param_groups[0]["lr"] == 0.5
