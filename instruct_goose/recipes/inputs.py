@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Columns', 'CHANGES_MEANING', 'TEMPLATE_COLUMNS', 'SAMPLE', 'C', 'INTEGER', 'DECIMAL', 'PASSING', 'own_tokenizer',
-           'read_demos', 'read_preferences', 'arguments_in', 'with_arguments', 'arguments_as_columns', 'label_of',
-           'used_by_demo', 'demo_of', 'UnusedColumns', 'warn_of_unused', 'own_rows', 'named_columns', 'unused_columns',
-           'refuse_lost_meaning', 'source_of', 'naming_row', 'read_prompts', 'load_reward', 'named_object',
+           'UnusedColumns', 'warn_of_unused', 'own_rows', 'named_columns', 'unused_columns', 'refuse_lost_meaning',
+           'source_of', 'read_demos', 'read_preferences', 'arguments_in', 'with_arguments', 'arguments_as_columns',
+           'label_of', 'used_by_demo', 'demo_of', 'naming_row', 'read_prompts', 'load_reward', 'named_object',
            'load_module', 'PlugIns', 'load_plugins', 'try_reward', 'OwnRun', 'settings_in', 'parse_settings', 'by_name',
            'as_setting', 'as_value', 'as_item', 'meanings_of', 'as_yaml', 'own_model', 'memory_parts', 'readable',
            'at_most', 'memory_table']
@@ -90,6 +90,91 @@ def own_tokenizer(place: str) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+# %% ../../nbs/reference/recipes/inputs.ipynb #8bb56131
+Columns = Mapping[str, str | None] | None  # our name → the file's; None: it has our name
+
+
+class UnusedColumns(UserWarning):
+    "The data has columns that nothing is done with."
+
+
+def warn_of_unused(names: Collection[str]) -> None:
+    "Name the columns that are not used, in one warning."
+    if names:
+        warnings.warn(f"not used: {', '.join(sorted(names))}", UnusedColumns, stacklevel=3)
+
+
+def own_rows(
+    source: Source,
+    columns: Columns,
+    arguments: Mapping[str, Any] | None = None,  # for the chat template, of every row
+) -> Iterator[tuple[str, Any]]:
+    """Yield where each row stands, and the row by our names of columns.
+
+    A named column is taken whatever else is there: a column that has our name already is not
+    used. Raises BadRow for the first row that cannot be read or lacks a named column, and
+    ValueError if there are none.
+    """
+    named = named_columns(columns)
+    check_source(source)
+    is_empty = True
+    displaced: set[str] = set()
+    for where, row in read_rows(source):
+        is_empty = False
+        if isinstance(row, BadRow):
+            raise row
+        if named:
+            row = require_object(row, where)
+            ours = {name: read_column(row, name, where, named) for name in named}
+            others = {name: x for name, x in row.items() if name not in named.values()}
+            displaced |= others.keys() & named.keys()
+            row = others | ours
+        yield where, with_arguments(row, arguments or {})
+    if is_empty:
+        raise ValueError(f"{source}: no rows")
+    warn_of_unused(displaced)
+
+
+def named_columns(columns: Columns) -> dict[str, str]:  # our name → the file's
+    "The columns that were named; the others have our names."
+    return {ours: theirs for ours, theirs in (columns or {}).items() if theirs}
+
+
+CHANGES_MEANING = ("images", "system", "history", "input", "context")
+
+
+def unused_columns(row: object, used: Collection[str]) -> set[str]:
+    "Names of a row's columns that are not used; those for the chat template are."
+    if not isinstance(row, Mapping):
+        return set()
+    return {name for name in row if name not in used and name not in TEMPLATE_COLUMNS}
+
+
+def refuse_lost_meaning(row: Any, unused: Collection[str], where: str) -> None:
+    "Raises BadRow for a column that is not used, and without which a row means something else."
+    for name in CHANGES_MEANING:
+        if name in unused and row[name]:
+            raise BadRow(
+                "column",
+                where,
+                f"{name} is {shorten(row[name])}, and without it the row means something else: "
+                "put it into the prompt, or drop the column",
+            )
+
+
+TEMPLATE_COLUMNS = ("tools", "documents", "chat_template_kwargs")  # `template_columns` reads them
+
+
+def source_of(config: "OwnRun") -> Source:
+    """The run's file of rows, or its data set of the Hub.
+
+    Raises ImportError where a data set is asked for and `datasets` is not installed.
+    """
+    if config.dataset is None:
+        return cast(Path, config.data)
+    name, _, split = config.dataset.partition(":")
+    return importlib.import_module("datasets").load_dataset(name, split=split or "train")
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #23937fa8
 def read_demos(
@@ -247,91 +332,6 @@ def demo_of(
             "nothing to learn here",
         )
     return turns[:-1], turns[-1:]
-
-# %% ../../nbs/reference/recipes/inputs.ipynb #8bb56131
-Columns = Mapping[str, str | None] | None  # our name → the file's; None: it has our name
-
-
-class UnusedColumns(UserWarning):
-    "The data has columns that nothing is done with."
-
-
-def warn_of_unused(names: Collection[str]) -> None:
-    "Name the columns that are not used, in one warning."
-    if names:
-        warnings.warn(f"not used: {', '.join(sorted(names))}", UnusedColumns, stacklevel=3)
-
-
-def own_rows(
-    source: Source,
-    columns: Columns,
-    arguments: Mapping[str, Any] | None = None,  # for the chat template, of every row
-) -> Iterator[tuple[str, Any]]:
-    """Yield where each row stands, and the row by our names of columns.
-
-    A named column is taken whatever else is there: a column that has our name already is not
-    used. Raises BadRow for the first row that cannot be read or lacks a named column, and
-    ValueError if there are none.
-    """
-    named = named_columns(columns)
-    check_source(source)
-    is_empty = True
-    displaced: set[str] = set()
-    for where, row in read_rows(source):
-        is_empty = False
-        if isinstance(row, BadRow):
-            raise row
-        if named:
-            row = require_object(row, where)
-            ours = {name: read_column(row, name, where, named) for name in named}
-            others = {name: x for name, x in row.items() if name not in named.values()}
-            displaced |= others.keys() & named.keys()
-            row = others | ours
-        yield where, with_arguments(row, arguments or {})
-    if is_empty:
-        raise ValueError(f"{source}: no rows")
-    warn_of_unused(displaced)
-
-
-def named_columns(columns: Columns) -> dict[str, str]:  # our name → the file's
-    "The columns that were named; the others have our names."
-    return {ours: theirs for ours, theirs in (columns or {}).items() if theirs}
-
-
-CHANGES_MEANING = ("images", "system", "history", "input", "context")
-
-
-def unused_columns(row: object, used: Collection[str]) -> set[str]:
-    "Names of a row's columns that are not used; those for the chat template are."
-    if not isinstance(row, Mapping):
-        return set()
-    return {name for name in row if name not in used and name not in TEMPLATE_COLUMNS}
-
-
-def refuse_lost_meaning(row: Any, unused: Collection[str], where: str) -> None:
-    "Raises BadRow for a column that is not used, and without which a row means something else."
-    for name in CHANGES_MEANING:
-        if name in unused and row[name]:
-            raise BadRow(
-                "column",
-                where,
-                f"{name} is {shorten(row[name])}, and without it the row means something else: "
-                "put it into the prompt, or drop the column",
-            )
-
-
-TEMPLATE_COLUMNS = ("tools", "documents", "chat_template_kwargs")  # `template_columns` reads them
-
-
-def source_of(config: "OwnRun") -> Source:
-    """The run's file of rows, or its data set of the Hub.
-
-    Raises ImportError where a data set is asked for and `datasets` is not installed.
-    """
-    if config.dataset is None:
-        return cast(Path, config.data)
-    name, _, split = config.dataset.partition(":")
-    return importlib.import_module("datasets").load_dataset(name, split=split or "train")
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #0c1fcafc
 @contextmanager

@@ -259,7 +259,9 @@ def test_a_forged_state_is_refused_and_nothing_changes(once, path, change, says,
         assert same(t.state_dict(), before)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object()], ids=repr)
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), {1, 2}, object()], ids=["nan", "inf", "set", "object"]
+)
 def test_a_callback_whose_state_a_file_cannot_hold_is_named_in_the_first_iteration(value):
     class Odd(Callback):
         def state_dict(self):
