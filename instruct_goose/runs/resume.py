@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -246,6 +246,7 @@ class CheckpointManager:
                 remove_unfinished(self.directory)
                 self.began_empty = not any(self.run.iterdir())
                 block.enter_context(self.signals)
+                _watch_forks()
                 _at_work.add(self)
                 block.callback(_at_work.discard, self)
             self.block = block.pop_all()
@@ -440,8 +441,11 @@ def _leave_runs() -> None:
     close_locks()
 
 
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_leave_runs)
+@cache
+def _watch_forks() -> None:
+    "Once in a process: what is forked from now on leaves the runs of its parent."
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
+        os.register_at_fork(after_in_child=_leave_runs)
 
 # %% ../../nbs/guides/resume.ipynb #5426269c
 def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping) -> None:

@@ -39,7 +39,7 @@ def test_the_list_and_what_is_refused(capsys, monkeypatch, tmp_path):
     ):
         with pytest.raises(SystemExit, match=why):
             main(["recipe", *args])
-    monkeypatch.setattr(smollm, "NEEDED", ("surely_not_a_package",))
+    monkeypatch.setattr(smollm, "SMOLLM_PACKAGES", ("surely_not_a_package",))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="surely_not_a_package"):
         main(["recipe", "smollm-answers"])
