@@ -41,7 +41,10 @@ from ..objective.advantages import gae
 from ..objective.group import PRESETS
 from ..objective.masks import last_index, whiten
 from ..objective.policy_loss import probability_ratio
-from ..rollouts.rollout import Rollout
+from instruct_goose.rollouts.rollout import (
+    require_scores,
+    Rollout,
+)
 from .probes import NeverStops, with_experience
 from ..training import experience as training_experience
 from ..training import metrics as training_metrics
@@ -209,8 +212,9 @@ class RewardAfterTheEnd(RLHFTrainer):
     def advantages(self, rollout: Rollout, notes: Annotations | None = None) -> Experience:
         experience = super().advantages(rollout, notes)
         rewards = experience.rewards.clone()
-        rewards[torch.arange(len(rewards)), last_index(experience.mask)] -= experience.scores
-        rewards[:, -1] += experience.scores
+        scores = require_scores(experience)
+        rewards[torch.arange(len(rewards)), last_index(experience.mask)] -= scores
+        rewards[:, -1] += scores
         return compared_beyond_the_end(self.config, experience, rewards)
 
 

@@ -66,10 +66,6 @@ class Experience(Rollout):
     Its rows are taken, shuffled and cut like those of a rollout.
     """
 
-    # an experience has been scored; nobody takes the scores away again
-    scores: Float[Tensor, "batch"] = field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        kw_only=True
-    )
     old_logprobs: Float[Tensor, "batch time"] = field(kw_only=True)
     ref_logprobs: Float[Tensor, "batch time"] = field(kw_only=True)
     entropy: Float[Tensor, "batch time"] = field(kw_only=True)

@@ -24,6 +24,7 @@ from ..objective.masks import masked_sum
 from ..objective.policy_loss import held_tokens, probability_ratio
 from instruct_goose.rollouts.rollout import (
     decode,
+    require_scores,
     require_texts,
 )
 from .experience import Experience
@@ -140,7 +141,7 @@ def record_tokens(
         token_ids = some.response_ids[i][real].tolist()
         record = {
             "prompt": printable(prompts[i]),
-            "score": four_digits(some.scores[i]),
+            "score": four_digits(require_scores(some)[i]),
             "tokens": [_token_text(token, tokenizer) for token in token_ids],
             **notes[i],
         }

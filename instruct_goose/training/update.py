@@ -35,7 +35,12 @@ from ..objective.kl import adaptive_beta, KL_GRADIENTS
 from ..objective.masks import aggregate, AGGREGATES, masked_mean, whole_count
 from ..objective.policy_loss import sampler_weights
 from ..objective.ppo import adaptive_entropy, ppo_loss
-from ..rollouts.rollout import by_length, finished, micro_batch_slices
+from instruct_goose.rollouts.rollout import (
+    by_length,
+    finished,
+    micro_batch_slices,
+    require_scores,
+)
 from .experience import Experience, require_finite
 
 # %% ../../nbs/reference/training/update.ipynb #af469e2f
@@ -69,7 +74,7 @@ def minibatches(
     Minibatches that are cut into micro-batches are sorted by length. Empty ones are left out, and
     with `drop_flat` there are none where every group has equal scores.
     """
-    if config.drop_flat and flat_groups(experience.scores, config.group_size).all():
+    if config.drop_flat and flat_groups(require_scores(experience), config.group_size).all():
         return
     for _ in range(config.epochs):
         n = min(config.minibatches, len(experience))
