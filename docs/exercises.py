@@ -383,6 +383,7 @@ def cases(page: Page, one: Plain) -> list[dict]:
 def texts(page: Page, one: Plain) -> tuple[str, str]:
     "The code that the reader begins with, and the answer."
     head, _, _ = cells_of(page, one.name)[0].source.partition("\n")
+    head = head.removesuffix("...").rstrip()  # a stub stands in one line
 
     def code(body):
         return f"import math\n\n{head}\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}\n"

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import nn, Tensor
 
+from ..core.checks import install
 from ..core.checks import Count, NotNegative, Positive, Settings, Share
 from ..core.random import stage_seed, torch_threads
 from ..objective.advantages import gae
@@ -91,9 +92,7 @@ class Environments:
         try:
             import gymnasium
         except ImportError as error:
-            raise ImportError(
-                "environments need gymnasium: pip install 'instruct_goose[control]'"
-            ) from error
+            raise ImportError(f"environments need gymnasium: {install('control')}") from error
         self.envs = [gymnasium.make(env_id, disable_env_checker=True) for _ in range(n)]
         env: Any = self.envs[0]  # a space is a Box or a Discrete, and its type does not say which
         self.space = env.action_space

@@ -466,23 +466,6 @@ def test_a_lesson_is_ticked_and_the_notation_opens_beside_it(one):
 
 
 # --- the front page -----------------------------------------------------------------------------------------------------
-@built
-def test_the_front_page_is_short():
-    "As rendered: without what the moving figure writes into itself."
-    article = BeautifulSoup(
-        re.sub(
-            r"<(script|style|svg)\b.*?</\1>",
-            "",
-            (site / "index.html").read_text("utf-8"),
-            flags=re.S,
-        ),
-        "html.parser",
-    ).article
-    for gone in article.select(".drift, .headerlink"):
-        gone.decompose()
-    assert len(article.get_text(" ").split()) <= 900
-
-
 def test_the_code_of_the_readme_runs_in_order(tmp_path, monkeypatch):
     import instruct_goose
     from instruct_goose.models.loading import tiny_smollm
