@@ -229,7 +229,7 @@ class RLHFTrainer:
         return annotate(self.agent, self.ref_model, rollout, self.config)
 
     def advantages(self, rollout: Rollout, notes: Annotations | None = None) -> Experience:
-        """rₜ = score·[t = last] − β·kₜ; then Âₜ, whitened over the rollout if asked, and R̂ₜ.
+        """Compute rₜ = score·[t = last] − β·k(ℓₜ), then Âₜ, whitened if asked, and R̂ₜ.
 
         Without `notes` the rollout is annotated first. Raises ValueError for one without scores.
         """
@@ -304,6 +304,85 @@ class RLHFTrainer:
         whole minibatch, or the loss depends on how it is cut.
         """
         return total_loss(new, batch, self.config, self.beta, self.coefficients.ent_weight)
+
+    # ---------------------------------------------------------------- what these methods share
+
+    @contextmanager
+    def phases(self) -> Iterator[Phases["RLHFTrainer"]]:
+        "The phases of an iteration: their times, checks and callbacks; errors name their cause."
+        with (
+            explain_nonfinite(self.agent, self.ref_model, self.iteration),
+            deferred_checks() as checks,
+        ):
+            yield Phases(self, self.callbacks, checks)
+
+    def generate(
+        self,
+        prompts: Prompts,
+        n: int,  # responses to each, side by side
+        generator: torch.Generator | None,  # None: the likeliest
+    ) -> Rollout:
+        "What the sampler writes, with its texts and the data's columns."
+        with precision(self.config, self.device):
+            rollout = self.sampler(self.encode(prompts), n, self.config, generator)
+        return attach_texts(rollout, self.tokenizer, data_columns(prompts, n))
+
+    def encode(self, prompts: Prompts) -> PromptBatch:
+        "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
+        cut = self.config.long_prompts != "refuse"
+        return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
+
+    def judge(
+        self,
+        rollout: Rollout,
+        reward_fn: Rewards,
+        kind: str = "text",  # what error messages call a response
+    ) -> Float[Tensor, "batch"]:
+        """The checked score of each response. Override it to add something to all of them.
+
+        Also sets token_scores, score_parts, logged and extra of the rollout.
+        """
+        log = RewardLog()
+        progress = TrainerState(global_step=self.iteration, max_steps=self.config.steps)
+
+        def ask(rows: Rollout) -> dict[str, Any]:
+            return score_rollout(rows, reward_fn, self.config, self.tokens, progress, log, kind)
+
+        columns = map_rows(ask, rollout, unit=self.config.group_size)
+        rollout.token_scores = columns["token_scores"]
+        rollout.score_parts = columns["score_parts"]
+        rollout.logged, rollout.extra = merge_reward_logs(gather_results(lambda: log))
+        return columns["scores"].to(self.device)
+
+    def kl_charge(self, rollout: Rollout) -> Float[Tensor, "batch"]:
+        "β·Σₜ k(ℓₜ) of each response, where the KL is charged in the reward."
+        return kl_charge(self.agent, self.ref_model, rollout, self.beta, self.config)
+
+    @property
+    def beta(self) -> float:
+        "β of this iteration; it moves with `kl_target`."
+        return self.coefficients.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self.coefficients.beta = beta
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        "The tokenizer; None where prompts are ids."
+        return self.tokens.tokenizer
+
+    @property
+    def eos_ids(self) -> list[int]:
+        "The tokens that end a response."
+        return self.tokens.eos_ids
+
+    @property
+    def max_prompt_length(self) -> int | None:
+        "How many tokens of a prompt leave room for a response; None: there is no limit."
+        return max_prompt_length(self.agent.model, self.config.max_new_tokens, self.tokenizer)
+
+    # ---------------------------------------------------------------- the end of an iteration
 
     def finish(
         self,
@@ -426,6 +505,12 @@ class RLHFTrainer:
             self.held_out = None
         return history
 
+    def prompts_that_fit(self, prompts: Any) -> Any:
+        "The prompts without those that long_prompts drops. Raises ValueError if it refuses one."
+        return drop_long_prompts(
+            prompts, self.tokens, self.max_prompt_length, self.config.long_prompts
+        )
+
     def evaluate(
         self,
         prompts: Prompts,
@@ -452,39 +537,6 @@ class RLHFTrainer:
             self.best_policy.offer(reward, self.iteration)
         return {"held_out_reward": reward, "held_out_kl": kl, **held_out_logged(rollouts)}
 
-    # ---------------------------------------------------------------- what the phases share
-
-    @contextmanager
-    def phases(self) -> Iterator[Phases["RLHFTrainer"]]:
-        "The phases of an iteration: their times, checks and callbacks; errors name their cause."
-        with (
-            explain_nonfinite(self.agent, self.ref_model, self.iteration),
-            deferred_checks() as checks,
-        ):
-            yield Phases(self, self.callbacks, checks)
-
-    def encode(self, prompts: Prompts) -> PromptBatch:
-        "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
-        cut = self.config.long_prompts != "refuse"
-        return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
-
-    def prompts_that_fit(self, prompts: Any) -> Any:
-        "The prompts without those that long_prompts drops. Raises ValueError if it refuses one."
-        return drop_long_prompts(
-            prompts, self.tokens, self.max_prompt_length, self.config.long_prompts
-        )
-
-    def generate(
-        self,
-        prompts: Prompts,
-        n: int,  # responses to each, side by side
-        generator: torch.Generator | None,  # None: the likeliest
-    ) -> Rollout:
-        "What the sampler writes, with its texts and the data's columns."
-        with precision(self.config, self.device):
-            rollout = self.sampler(self.encode(prompts), n, self.config, generator)
-        return attach_texts(rollout, self.tokenizer, data_columns(prompts, n))
-
     def answers(
         self,
         prompts: Prompts,
@@ -495,31 +547,7 @@ class RLHFTrainer:
         for some in prompt_chunks(prompts, self.config.batch_size):
             yield self.generate(some, 1, sampling)
 
-    def judge(
-        self,
-        rollout: Rollout,
-        reward_fn: Rewards,
-        kind: str = "text",  # what error messages call a response
-    ) -> Float[Tensor, "batch"]:
-        """The checked score of each response. Override it to add something to all of them.
-
-        Also sets token_scores, score_parts, logged and extra of the rollout.
-        """
-        log = RewardLog()
-        progress = TrainerState(global_step=self.iteration, max_steps=self.config.steps)
-
-        def ask(rows: Rollout) -> dict[str, Any]:
-            return score_rollout(rows, reward_fn, self.config, self.tokens, progress, log, kind)
-
-        columns = map_rows(ask, rollout, unit=self.config.group_size)
-        rollout.token_scores = columns["token_scores"]
-        rollout.score_parts = columns["score_parts"]
-        rollout.logged, rollout.extra = merge_reward_logs(gather_results(lambda: log))
-        return columns["scores"].to(self.device)
-
-    def kl_charge(self, rollout: Rollout) -> Float[Tensor, "batch"]:
-        "β·Σₜ k(ℓₜ) of each response, where the KL is charged in the reward."
-        return kl_charge(self.agent, self.ref_model, rollout, self.beta, self.config)
+    # ---------------------------------------------------------------- beside the algorithm
 
     def use_sampler(self, make: Callable[[Agent, Tokens], Sampler]) -> None:
         """Let another sampler write from now on, with the policy's weights.
@@ -581,32 +609,6 @@ class RLHFTrainer:
             new = self.evaluate_policy(batch)
         loss, _ = self.loss(new, batch)
         return loss
-
-    # ---------------------------------------------------------------- beside the algorithm
-
-    @property
-    def beta(self) -> float:
-        "β of this iteration; it moves with `kl_target`."
-        return self.coefficients.beta
-
-    @beta.setter
-    def beta(self, beta: float) -> None:
-        self.coefficients.beta = beta
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        "The tokenizer; None where prompts are ids."
-        return self.tokens.tokenizer
-
-    @property
-    def eos_ids(self) -> list[int]:
-        "The tokens that end a response."
-        return self.tokens.eos_ids
-
-    @property
-    def max_prompt_length(self) -> int | None:
-        "How many tokens of a prompt leave room for a response; None: there is no limit."
-        return max_prompt_length(self.agent.model, self.config.max_new_tokens, self.tokenizer)
 
     @property
     def best(self) -> dict[str, Tensor] | None:
