@@ -416,8 +416,8 @@ class RLHFTrainer:
         self,
         prompts: Prompts,
         experience: Experience,
-        update_log: Metrics,
-        seconds: Mapping[str, float],
+        update_log: Metrics,  # from `optimize`
+        seconds: Mapping[str, float],  # of each phase
     ) -> Metrics:
         "Log an iteration: its rollout, update, prompts, optimizer and times. Changes nothing."
         metrics: Metrics = {"iteration": self.iteration}
