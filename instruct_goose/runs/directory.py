@@ -59,7 +59,8 @@ from ..training.trainer import RLHFTrainer
 def new_run_dir(name: str, root: str | Path = "runs") -> Path:
     """Make a new directory: runs/name, or runs/name-2, ….
 
-    `mkdir` makes a directory or fails, so two commands started at once get two of them.
+    `mkdir` makes a directory or fails, so two commands started at once get two of them. Raises
+    OSError where nothing can be written.
     """
     for n in count(1):
         path = Path(root) / (name if n == 1 else f"{name}-{n}")
@@ -159,7 +160,10 @@ def finished_run(config: Any) -> dict | None:  # its summary
 
 # %% ../../nbs/reference/runs/directory.ipynb #e766255f
 def settings_of(config: Any) -> dict:
-    "A dataclass's settings that a number of the run may depend on, as JSON has them."
+    """Collect the settings that a number of the run may depend on, as JSON has them.
+
+    All but FREE_SETTINGS.
+    """
     kept = {name: value for name, value in asdict(config).items() if name not in FREE_SETTINGS}
     return json.loads(json.dumps(kept, default=str))
 
@@ -178,7 +182,10 @@ def check_same_run(config: Any) -> None:
 
 
 def saving_conflicts(config: Any) -> Iterator[tuple[str, str]]:
-    "For `conflicts` of settings with resume and output_dir: a setting, and what it ought to be."
+    """Yield what is contradictory in `resume` and `output_dir`, for `conflicts`.
+
+    Each as a setting's name and what it must be.
+    """
     if config.resume and config.output_dir is None:
         yield "output_dir", "the run to go on with, since resume is set"
 
@@ -198,7 +205,7 @@ class RunLog(Callback[RLHFTrainer]):
         self.digest = hashlib.sha256()  # of their lines
 
     def on_end(self, trainer: RLHFTrainer, experience: Experience, metrics: Metrics) -> None:
-        "An iteration is over: write its lines, then let the stage keep the state."
+        "Write the lines of an iteration, then let the stage keep the state."
         if is_main():
             append_jsonl(self.path, metrics)
             if is_recorded(trainer.iteration - 1, trainer.config.steps):
@@ -211,7 +218,7 @@ class RunLog(Callback[RLHFTrainer]):
         self.stage.after_step(trainer.iteration, trainer.config.steps, state)
 
     def state_of(self, trainer: RLHFTrainer) -> State:
-        "The trainer's state, with the length and the SHA-256 of the log that belongs to it."
+        "Return the trainer's state, with length and SHA-256 of the log that fits it."
         log = {"lines": len(self.metrics), "sha256": self.digest.hexdigest()}
         return trainer.state_dict() | {"log": log}
 
@@ -236,7 +243,7 @@ class RunLog(Callback[RLHFTrainer]):
 
 
 def checked_log(state: Mapping, path: Path) -> list[Metrics]:
-    """Read the log that belongs to a trainer's state, without the lines that it is ahead.
+    """Read the log that belongs to a trainer's state, but for lines that are ahead.
 
     Raises ValueError for a state that ends elsewhere than its trainer, and for a file that is not
     what was written.
@@ -268,7 +275,7 @@ def checked_log(state: Mapping, path: Path) -> list[Metrics]:
 
 
 def truncate_log(path: Path, done: int) -> None:
-    """Cut a log to its first `done` iterations or steps; a line that was broken off goes.
+    """Cut a log to its first `done` iterations or steps; a broken last line goes.
 
     For 0 the whole file is kept beside, as metrics.1.jsonl.
     """
@@ -308,11 +315,12 @@ def train_policy(
     track: str | None = None,  # a key of TRACKERS
     track_every: int = 10,  # its `every`
 ) -> list[Metrics]:
-    """Call `trainer.train` from where the stage was left, with metrics.jsonl and checkpoints.
+    """Call `trainer.train` from where its stage was left, with log and checkpoints.
 
     Returns the metrics of all iterations, those of an earlier process among them. With keep_best
     the run ends with the best policy, `trainer.best_policy`; `trainer.stopped` says why it ended
-    early. After Ctrl-C policy/ holds the model of the last whole iteration.
+    early. After Ctrl-C, which is raised again, policy/ holds the model of the last whole iteration.
+    Raises ValueError as `RunLog.restore`, and what `train` raises.
     """
     out = Path(out).absolute()  # a reward may change the working directory
     log = RunLog(out, stage)
@@ -346,7 +354,10 @@ def logging_to(
     track: str | None,  # a key of TRACKERS
     track_every: int,
 ) -> Iterator[None]:
-    "Inside the block the log and the tracker are the trainer's last callbacks."
+    """Make the log and the tracker the trainer's last callbacks inside the block.
+
+    They run after the trainer's own, which see the iteration first and may add to its metrics.
+    """
     own_callbacks = trainer.callbacks
     trackers = [TRACKERS[track](out, every=track_every)] if track else []
     trainer.callbacks = [*own_callbacks, log, *trackers]
@@ -359,7 +370,10 @@ def logging_to(
 
 
 def save_last_whole_policy(trainer: RLHFTrainer, saved: State, path: Path) -> None:
-    "Save the policy of the last whole iteration: the one in memory may be half updated."
+    """Save the policy of the last whole iteration, from its state `saved`.
+
+    The one in memory may be half updated.
+    """
     agent = trainer.agent
     if is_sharded(agent):  # nothing is asked of other processes, which may have gone
         agent = unsharded_copy(agent, saved["parts"]["learner"]["model"])
@@ -419,7 +433,10 @@ def in_run_directory(
 
 
 def print_worst_finding(out: Path, settings: Mapping) -> None:
-    "Print the worst of the doctor's findings in a run's log, and the command that says more."
+    """Print the worst of the doctor's findings, and the command for the others.
+
+    Prints nothing where the log is that of a supervised stage, for which there are no rules.
+    """
     try:
         metrics, _ = read_metrics(out)
         findings = diagnose(metrics, settings, read_tokens(out / "tokens.jsonl"))
@@ -434,7 +451,10 @@ def print_worst_finding(out: Path, settings: Mapping) -> None:
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c68
 def input_digests(config: object) -> dict[str, str]:  # SHA-256 by name
-    "The plug-ins, and the files and modules of rewards, that a run was given."
+    """Fingerprint the plug-ins, and the files and modules of rewards, that a run has.
+
+    SHA-256 by the name that the command was given.
+    """
     places = {name: Path(name) for name in getattr(config, "plugin", ())}
     for reward in getattr(config, "reward", ()):
         name, _, _ = reward.rpartition(":")
@@ -448,7 +468,7 @@ def file_history(
     digests: Mapping[str, str],  # of the files, as they are
     manager: CheckpointManager,
 ) -> list[dict]:
-    """List the files that have made this run, each time with the step from which they count.
+    """List the files that have made this run, each time with the step they count from.
 
     The first entry is that of the beginning; there is one more for each time that a run went on
     with a file that was changed.
@@ -497,7 +517,10 @@ def model_digests(config: object) -> dict[str, str]:  # SHA-256, by words that s
 
 
 def directory_digests(place: str) -> dict[str, str]:  # SHA-256, by the file's name
-    "Fingerprint the files of a model that its numbers depend on; of adapters also their base's."
+    """Fingerprint the files of a model that its numbers depend on.
+
+    Of adapters also their base's. Empty for what is no directory, such as a name on the Hub.
+    """
     digests: dict[str, str] = {}
     if not Path(place).is_dir():
         return digests

@@ -181,7 +181,10 @@ class RLHFTrainer:
     # ---------------------------------------------------------------- the algorithm
 
     def step(self, prompts: Prompts, reward_fn: Rewards) -> Metrics:
-        "One iteration: the algorithm. Returns its metrics."
+        """One iteration: the algorithm. Returns its metrics, by name.
+
+        Raises what the phases raise; FloatingPointError names the iteration and what is not finite.
+        """
         with self.phases() as after:  # times each phase, and tells the callbacks of its result
             rollout = after.rollout(self.rollout(prompts))  # (1) r ~ π_old(·|q)
             rollout = after.score(self.score(rollout, reward_fn))  # (2) score = R(q, r)
@@ -192,14 +195,18 @@ class RLHFTrainer:
         return self.finish(prompts, experience, update, after.seconds)
 
     def rollout(self, prompts: Prompts) -> Rollout:
-        "r ~ π_old(·|q): the sampler answers each prompt group_size times, side by side."
+        """r ~ π_old(·|q): the sampler answers each prompt group_size times, side by side.
+
+        Raises ValueError for prompts that cannot be answered.
+        """
         return self.generate(prompts, self.config.group_size, self.generators.sampling)
 
     def score(self, rollout: Rollout, reward_fn: Rewards) -> Rollout:
         """score = R(q, r), of the responses and where it is needed of the likeliest ones.
 
-        Returns the rollout with its scores, some of its groups replaced or dropped if the
-        settings say so.
+        Returns the rollout with its scores, (B,), some of its groups replaced or dropped if the
+        settings say so. Raises RewardError for a reward function that fails or returns no scores,
+        TimeoutError for one that takes longer than reward_timeout.
         """
         config = self.config
         judge = partial(self.judge, reward_fn=reward_fn)
@@ -224,13 +231,18 @@ class RLHFTrainer:
         return rollout
 
     def annotate(self, rollout: Rollout) -> Annotations:
-        "log π_old, log π_ref and V of each token; entropy and exact KL of each state."
+        """log π_old, log π_ref and V of each token; entropy and exact KL of each state.
+
+        (B, T) each, without gradient. Raises FloatingPointError for a number that is not finite,
+        and ValueError where the sampler saw other probabilities than the training forward pass.
+        """
         return annotate(self.agent, self.ref_model, rollout, self.config)
 
     def advantages(self, rollout: Rollout, notes: Annotations | None = None) -> Experience:
-        """rₜ = score·[t = last] − β·kₜ; then Âₜ, whitened over the rollout if asked, and R̂ₜ.
+        """rₜ = score·[t = last] − β·kₜ; then Âₜ, whitened if asked, and R̂ₜ: (B, T) each.
 
-        Without `notes` the rollout is annotated first. Raises ValueError for one without scores.
+        Without `notes` the rollout is annotated first. Raises ValueError for one without scores,
+        FloatingPointError for numbers that are not finite.
         """
         rollout.to_(self.device)
         if notes is None:
@@ -240,7 +252,11 @@ class RLHFTrainer:
         )
 
     def optimize(self, experience: Experience) -> Metrics:
-        "θ ← θ − η·∇L, epochs × minibatches times. Returns the means over these steps."
+        """θ ← θ − η·∇L, epochs × minibatches times. Returns the means over these steps.
+
+        Raises FloatingPointError for a loss, a gradient or a weight that is not finite, and
+        ValueError if the first ratio is not 1.
+        """
         experience.to_(self.device)
         self.kl_stop.observe(experience, self.iteration)
         self.coefficients.begin(experience)
@@ -260,7 +276,11 @@ class RLHFTrainer:
                 return
 
     def update(self, batch: Experience, first: bool = False) -> dict[str, Tensor]:
-        "One optimizer step on a minibatch. Before the `first` of an iteration the ratio is 1."
+        """One optimizer step on a minibatch. Returns its log, a number each.
+
+        Before the `first` step of an iteration the ratio has to be 1; raises ValueError if it is
+        not.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         learn = partial(backward, self.agent, self.evaluate_policy, self.loss)
         eps = rounding(self.agent.model, self.config) if first else None
@@ -278,11 +298,11 @@ class RLHFTrainer:
         return evaluate_policy(self.agent, batch, self.config)
 
     def loss(self, new: Evaluation, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
-        """L = −L^CLIP + c₁·L^VF − c₂·S, perhaps + β·KL, and its parts for the log, detached.
+        """L = −L^CLIP + c₁·L^VF − c₂·S, perhaps + β·KL, and its parts for the log.
 
-        Override this. `batch` is one micro-batch of several: average with
-        `aggregate(…, **aggregation_args(self.config, batch))`, which divides by the count of the
-        whole minibatch, or the loss depends on how it is cut.
+        Override this; the parts are detached, one number each. `batch` is one micro-batch of
+        several: average with `aggregate(…, **aggregation_args(self.config, batch))`, which divides
+        by the count of the whole minibatch, or the loss depends on how it is cut.
         """
         return total_loss(new, batch, self.config, self.beta, self.coefficients.ent_weight)
 
@@ -324,7 +344,7 @@ class RLHFTrainer:
         metrics: Metrics,
         kl_reason: str | None,  # from `KLStop.reason_to_stop`
     ) -> str | None:
-        """Tell the callbacks of the iteration, and return why the run ends; None: it goes on.
+        """Tell the callbacks of the iteration, and return why the run ends, or None.
 
         A callback of any process can end the run. The KL limit speaks last.
         """
@@ -420,7 +440,7 @@ class RLHFTrainer:
 
     @contextmanager
     def phases(self) -> Iterator[Phases["RLHFTrainer"]]:
-        "The phases of an iteration: their times, checks and callbacks; errors name their cause."
+        "Time and check the phases of an iteration; errors inside name their cause."
         with (
             explain_nonfinite(self.agent, self.ref_model, self.iteration),
             deferred_checks() as checks,
@@ -433,7 +453,10 @@ class RLHFTrainer:
         return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
 
     def that_fit(self, prompts: Any) -> Any:
-        "The prompts without those that long_prompts drops. Raises ValueError if it refuses one."
+        """The prompts without those that long_prompts drops.
+
+        Raises ValueError if it refuses one.
+        """
         return drop_long_prompts(
             prompts, self.tokens, self.max_prompt_length, self.config.long_prompts
         )
@@ -454,7 +477,10 @@ class RLHFTrainer:
         prompts: Prompts,
         greedy: bool = False,  # the likeliest tokens
     ) -> Iterator[Rollout]:
-        "One response to each, from the same generator each time, batch_size prompts at a time."
+        """One response to each prompt, batch_size at a time, for `evaluate`.
+
+        From the same random numbers each time, so that two evaluations can be compared.
+        """
         sampling = None if greedy else generator(self.config.seed, EVALUATION_STREAM)
         for some in prompt_chunks(prompts, self.config.batch_size):
             yield self.generate(some, 1, sampling)
@@ -482,7 +508,7 @@ class RLHFTrainer:
         return columns["scores"].to(self.device)
 
     def kl_charge(self, rollout: Rollout) -> Float[Tensor, "batch"]:
-        "β·Σₜ k(ℓₜ) of each response, where the KL is charged in the reward."
+        "β·Σₜ k(ℓₜ) of each response, where the KL is charged in the reward; else 0."
         return kl_charge(self.agent, self.ref_model, rollout, self.beta, self.config)
 
     def use_sampler(self, make: Callable[[Agent, Tokens], Sampler]) -> None:
@@ -504,7 +530,7 @@ class RLHFTrainer:
         baseline: Shaped[Tensor, "batch"] | None = None,  # total reward of the greedy ones
         sampled_mask: Shaped[Tensor, "batch time"] | None = None,  # 0 at tokens of others, a tool
     ) -> Float[Tensor, ""]:
-        """The loss of responses from anywhere, with gradient: steps (3) to (6) without an update.
+        """The loss of responses from anywhere, with gradient: (3) to (6), no update.
 
         log π_old and V_old are the current ones, held fixed, and so is the sampler. The rows of a
         group stand side by side. Dropout is off; no tokenizer needed. Raises ValueError for
@@ -595,7 +621,10 @@ class RLHFTrainer:
             )
 
     def save_pretrained(self, directory: str | Path) -> None:
-        "The policy as a plain transformers model, the value head beside it, and the tokenizer."
+        """The policy as a plain transformers model, the value head and the tokenizer.
+
+        Raises OSError, saying what to do, if it cannot be written.
+        """
         on_main(
             lambda: save_model(unsharded_copy(self.agent), self.tokenizer, directory, self.eos_ids)
         )
@@ -652,7 +681,7 @@ class RLHFTrainer:
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError naming what in this state is not of this trainer.
+        """Raise ValueError naming what in this state is not of this trainer.
 
         Warns of the state of a callback that this trainer does not have.
         """
@@ -700,7 +729,7 @@ class RLHFTrainer:
         torch.set_num_threads(state["environment"]["threads"])
 
     def identity(self) -> dict:
-        "What the run is: settings, and fingerprints of a reference that stays and the tokenizer."
+        "What the run is: its settings, and fingerprints of what must stay the same."
         stays = self.reference.every is None
         return identity_of(
             asdict(self.config),
@@ -716,7 +745,10 @@ def steps_left(
     done: int,  # iterations
     steps: int | None,  # None: what is left of config.steps
 ) -> int:
-    "How many iterations to do. Raises ValueError if none, or if the learning rate has ended."
+    """Compute how many iterations to do.
+
+    Raises ValueError if none, or if the learning rate's schedule ends before them.
+    """
     left = config.steps - done if steps is None else steps
     if left < 1:
         raise ValueError(
@@ -739,5 +771,5 @@ class HeldOut(NamedTuple):
     every: int  # iterations
 
     def is_due(self, iteration: int) -> bool:
-        "Whether it is time when so many iterations are done."
+        "Is it time to evaluate, when so many iterations are done?"
         return iteration % self.every == 0
