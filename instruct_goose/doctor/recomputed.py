@@ -34,7 +34,7 @@ def other_rows_learnt(run: Run) -> str | None:
     Evidence is a learnt_apart above 0.001.
     """
     config = run.config
-    if config is None or config.kl_early_stop or config.mask_truncated or config.drop_flat:
+    if config is None or config.max_kl_to_old or config.mask_truncated or config.drop_flat_groups:
         return None
     return above_limit(run, "learnt_apart", 1e-3)
 

@@ -173,7 +173,7 @@ class RLHFTrainer:
         self.coefficients = Coefficients(self.config)
         self.reward_scale = RewardScale()
         self.best_policy = BestPolicy(self.agent)
-        self.kl_stop = KLStop(self.agent, self.config.kl_stop)
+        self.kl_stop = KLStop(self.agent, self.config.max_kl_to_reference)
         self.held_out: HeldOut | None = None  # while `train` runs, with eval_every
         self.iteration = 0  # iterations done
         self.stopped: str | None = None  # why the last `train` ended early
@@ -221,7 +221,7 @@ class RLHFTrainer:
                 config,
             )
         rollout.scores = scores
-        if config.redraw_flat or config.drop_flat:
+        if config.max_redraws or config.drop_flat_groups:
             take_prompts = self.prompts.take if self.prompts.is_open else None
             rollout = resample_flat_groups(rollout, config, self.rollout, judge, take_prompts)
         if config.reward_scaling == "running":
@@ -266,8 +266,8 @@ class RLHFTrainer:
         return update_metrics(logs, experience, self.config.epochs) | change.metrics()
 
     def updates(self, experience: Experience) -> Iterator[dict[str, Tensor]]:
-        "The optimizer steps of an iteration, each with its log; kl_early_stop ends them."
-        limit = self.config.kl_early_stop
+        "The optimizer steps of an iteration, each with its log; max_kl_to_old ends them."
+        limit = self.config.max_kl_to_old
         batches = minibatches(experience, self.config, self.eos_ids, self.generators.shuffling)
         for n, batch in enumerate(batches):
             log = self.update(batch, first=n == 0)
@@ -419,7 +419,8 @@ class RLHFTrainer:
     ) -> Metrics:
         """Answer prompts that are not trained on: held_out_reward, and exact held_out_kl.
 
-        With keep_best the policy is kept if no other one had a higher reward, within kl_stop.
+        With keep_best the policy is kept if its KL is within max_kl_to_reference and no other one
+        had a higher reward.
         """
         scores = []
         kls = []
@@ -430,7 +431,7 @@ class RLHFTrainer:
             rollouts.append(rollout)
         reward = json_number(torch.cat(scores).mean())
         kl = json_number(torch.cat(kls).mean())
-        limit = self.config.kl_stop
+        limit = self.config.max_kl_to_reference
         within_limit = limit is None or (kl is not None and kl <= limit)
         if self.config.keep_best and within_limit:
             self.best_policy.offer(reward, self.iteration)

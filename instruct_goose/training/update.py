@@ -72,9 +72,9 @@ def minibatches(
     """Yield the minibatches of all epochs; each epoch is shuffled when it begins.
 
     Minibatches that are cut into micro-batches are sorted by length. Empty ones are left out, and
-    with `drop_flat` there are none where every group has equal scores.
+    with `drop_flat_groups` there are none where every group has equal scores.
     """
-    if config.drop_flat and flat_groups(require_scores(experience), config.group_size).all():
+    if config.drop_flat_groups and flat_groups(require_scores(experience), config.group_size).all():
         return
     for _ in range(config.epochs):
         n = min(config.minibatches, len(experience))

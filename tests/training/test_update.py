@@ -150,7 +150,7 @@ def log_ratios_before_each_step(minibatches, limit):
         minibatches=minibatches,
         epochs=5,
         lr=0.02,
-        kl_early_stop=limit,
+        max_kl_to_old=limit,
     )
     t.step(PROMPTS, lambda texts: [float(len(x) + 3 * i) for i, x in enumerate(texts)])
     return seen
