@@ -163,6 +163,7 @@ class RewardModel(nn.Module):
         input_ids: Int[Tensor, "batch time"],
         attention_mask: Shaped[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch"]:
+        "Score texts: σ(w·h) at each one's last token."
         if attention_mask is None:
             config: Any = self.model.config
             attention_mask = _text_mask(input_ids, config.eos_token_id, config.pad_token_id)
@@ -177,6 +178,7 @@ class PairwiseLoss(nn.Module):
         chosen_rewards: Shaped[Tensor, "batch *one"],
         rejected_rewards: Shaped[Tensor, "batch *one"],
     ) -> Float[Tensor, ""]:  # nats
+        "Compute the mean loss of pairs; scores may be columns."
         return reward.PairwiseLoss()(
             wide(chosen_rewards).flatten(), wide(rejected_rewards).flatten()
         )
@@ -341,6 +343,7 @@ class AgentObjective(nn.Module):
     def forward(
         self, input_ids: Int[Tensor, "batch time"], attention_mask: Shaped[Tensor, "batch time"]
     ) -> Float[Tensor, ""]:
+        "Compute the objective's value over a batch of texts."
         ids, mask = compact(input_ids, attention_mask, "right")
         first = ids[:, :1], mask[:, :1]  # it predicts the others
         others = ids[:, 1:], mask[:, 1:]

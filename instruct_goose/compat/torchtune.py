@@ -251,6 +251,7 @@ class DPOLoss(_PairLoss):
         self.scale = beta
 
     def losses(self, ell: Tensor) -> Tensor:
+        "Compute −(1 − ϵ)·log σ(β·ℓ) − ϵ·log σ(−β·ℓ)."
         x = self.beta * ell
         eps = self.label_smoothing
         return -(1 - eps) * logsigmoid(x) - eps * logsigmoid(-x)
@@ -264,6 +265,7 @@ class RSOLoss(_PairLoss):
         self.gamma = self.scale = gamma
 
     def losses(self, ell: Tensor) -> Tensor:
+        "Compute max(0, 1 − γ·ℓ)."
         return torch.relu(1 - self.gamma * ell)
 
 # %% ../../nbs/guides/from_torchtune.ipynb #7ea8e633

@@ -608,14 +608,20 @@ class RLHFTrainer:
         self,
         kept: PolicySnapshot,  # `best_policy` or `kl_stop`
     ) -> bool:
-        "Put a policy that was kept back, the sampler's weights too. False: none was kept."
+        """Put a policy that was kept back, the sampler's weights too.
+
+        Returns False where none was kept.
+        """
         is_restored = kept.restore()
         if is_restored:
             sync_weights(self.sampler, self.agent.model)
         return is_restored
 
     def load_best(self) -> None:
-        "The best policy again, to be saved or used. Raises ValueError if none has been kept."
+        """Put the best policy back, to be saved or used.
+
+        Raises ValueError if none has been kept.
+        """
         if not self.restore(self.best_policy):
             raise ValueError(
                 "no policy has been kept: set keep_best and eval_every, and give train held_out="
@@ -643,7 +649,7 @@ class RLHFTrainer:
     # ---------------------------------------------------------------- its state
 
     def parts(self) -> dict[str, Stateful]:
-        "What keeps a state between two iterations, by name; callbacks that have one, too."
+        "What keeps a state between two iterations, by name; such callbacks, too."
         parts: dict[str, Stateful] = {
             "learner": LearnerState(self.agent, self.optimizer),
             "generators": self.generators,
@@ -663,7 +669,7 @@ class RLHFTrainer:
         return parts
 
     def state_dict(self) -> State:
-        """All that the next iteration depends on, between two iterations; nothing is copied.
+        """All that the next iteration depends on, between two iterations; not copied.
 
         Under FSDP it is put together by all processes: each has to call it. Raises TypeError for
         the state of a callback that a checkpoint cannot hold.

@@ -114,9 +114,9 @@ def aggregation_args(config: RLHFConfig, batch: Experience) -> dict[str, Any]:
 
 # %% ../../nbs/reference/training/update.ipynb #eaab4ad0
 def importance_weights(batch: Experience, config: RLHFConfig) -> Float[Tensor, "batch time"] | None:
-    """Compute π_old/π_sampler of each token within the settings' bounds; None without a cap.
+    """Compute π_old/π_sampler of each token, within the settings' bounds.
 
-    Raises ValueError if the sampler's probabilities are not known.
+    None without a cap. Raises ValueError if the sampler's probabilities are not known.
     """
     if config.importance_cap is None:
         return None
@@ -173,7 +173,7 @@ def total_loss(
     beta: float,
     ent_coef: float | None = None,  # None: the setting
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """Compute L = −L^CLIP + c₁·L^VF − c₂·S, plus β·KL if the KL is charged in the loss.
+    """Compute L = −L^CLIP + c₁·L^VF − c₂·S, plus β·KL if that is charged in the loss.
 
     Returns L and the parts that `ppo_loss` returns, one detached number each; the KL is in L
     alone. Schulman et al. (2017) eq. 9, with the KL penalty of Shao et al. (2024) eq. 3.
@@ -398,7 +398,7 @@ class Coefficients:
 # %% ../../nbs/reference/training/update.ipynb #23b112e6
 @contextmanager
 def explain_nonfinite(agent: nn.Module, ref_model: nn.Module, iteration: int) -> Iterator[None]:
-    """Add the iteration and the cause to FloatingPointErrors from inside.
+    """Add the iteration and the cause to FloatingPointErrors raised inside the block.
 
     The cause is the first weight or gradient that is not finite, if there is one.
     """
