@@ -25,7 +25,9 @@ from instruct_goose.rollouts.rollout import (
     Rollout,
 )
 from ..training.callbacks import Callback
+from ..training.experience import Experience
 from ..training.metrics import Metrics
+from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/guides/trackers.ipynb #0e8eca5c
 def by_word(metrics: Metrics) -> dict[str, float]:  # "word/name"
@@ -41,7 +43,7 @@ def by_word(metrics: Metrics) -> dict[str, float]:  # "word/name"
     return named
 
 # %% ../../nbs/guides/trackers.ipynb #36d9eea3
-class Tracker(Callback):
+class Tracker(Callback[RLHFTrainer]):
     """Sends the numbers of each iteration somewhere, and a table of texts at times.
 
     To send them elsewhere, derive a class and write `open`, `numbers`, `table` and `shut`; entered
@@ -70,7 +72,7 @@ class Tracker(Callback):
     def shut(self) -> None:
         "Write what is left: the run is over. Called only after `open`."
 
-    def on_iteration(self, trainer: Any, experience: Rollout, metrics: Metrics) -> None:
+    def on_iteration(self, trainer: RLHFTrainer, experience: Experience, metrics: Metrics) -> None:
         "Send the numbers of an iteration, from the main process; first open, if need be."
         if not is_main():
             return
@@ -84,7 +86,7 @@ class Tracker(Callback):
         if self.every and iteration % self.every == 0:
             self.table(some_texts(experience), iteration)
 
-    def _read_settings(self, trainer: Any) -> dict[str, Any]:
+    def _read_settings(self, trainer: RLHFTrainer) -> dict[str, Any]:
         "Those of the run's config.json; without it, the trainer's."
         path = self.run_dir / "config.json"
         if path.exists():
