@@ -182,7 +182,10 @@ class RLHFTrainer:
     # ---------------------------------------------------------------- the algorithm
 
     def step(self, prompts: Prompts, reward_fn: Rewards) -> Metrics:
-        "One iteration: the algorithm. Returns its metrics."
+        """One iteration: the algorithm. Returns its metrics, by name.
+
+        Raises what the phases raise; FloatingPointError names the iteration and what is not finite.
+        """
         with self.phases() as after:  # times each phase, and tells the callbacks of its result
             rollout = after.rollout(self.rollout(prompts))  # (1) r ~ π_old(·|q)
             rollout = after.score(self.score(rollout, reward_fn))  # (2) score = R(q, r)
@@ -193,14 +196,18 @@ class RLHFTrainer:
         return self.finish(prompts, experience, update_log, after.seconds)
 
     def rollout(self, prompts: Prompts) -> Rollout:
-        "r ~ π_old(·|q): the sampler answers each prompt group_size times, side by side."
+        """r ~ π_old(·|q): the sampler answers each prompt group_size times, side by side.
+
+        Raises ValueError for prompts that cannot be answered.
+        """
         return self.generate(prompts, self.config.group_size, self.generators.sampling)
 
     def score(self, rollout: Rollout, reward_fn: Rewards) -> Rollout:
         """score = R(q, r), of the responses and where it is needed of the likeliest ones.
 
-        Returns the rollout with its scores, some of its groups replaced or dropped if the
-        settings say so.
+        Returns the rollout with its scores, (B,), some of its groups replaced or dropped if the
+        settings say so. Raises RewardError for a reward function that fails or returns no scores,
+        TimeoutError for one that takes longer than reward_timeout.
         """
         config = self.config
         judge = partial(self.judge, reward_fn=reward_fn)
@@ -225,13 +232,18 @@ class RLHFTrainer:
         return rollout
 
     def annotate(self, rollout: Rollout) -> Annotations:
-        "log π_old, log π_ref and V of each token; entropy and exact KL of each state."
+        """log π_old, log π_ref and V of each token; entropy and exact KL of each state.
+
+        (B, T) each, without gradient. Raises FloatingPointError for a number that is not finite,
+        and ValueError where the sampler saw other probabilities than the training forward pass.
+        """
         return annotate(self.agent, self.ref_model, rollout, self.config)
 
     def advantages(self, rollout: Rollout, notes: Annotations | None = None) -> Experience:
         """Compute rₜ = score·[t = last] − β·k(ℓₜ), then Âₜ, whitened if asked, and R̂ₜ.
 
-        Without `notes` the rollout is annotated first. Raises ValueError for one without scores.
+        Without `notes` the rollout is annotated first. Raises ValueError for one without scores,
+        FloatingPointError for numbers that are not finite.
         """
         rollout.to_(self.device)
         if notes is None:
@@ -244,6 +256,8 @@ class RLHFTrainer:
         """Make the optimizer steps of an iteration: θ ← θ − η·∇L, epochs × minibatches times.
 
         Returns the mean over the steps of what each logs, and how far the policy has moved.
+        Raises ValueError and FloatingPointError as `update`, and the latter for a weight that is
+        no longer finite.
         """
         experience.to_(self.device)
         self.kl_stop.observe(experience, self.iteration)
@@ -297,11 +311,11 @@ class RLHFTrainer:
         return evaluate_policy(self.agent, batch, self.config)
 
     def loss(self, new: Evaluation, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
-        """L = −L^CLIP + c₁·L^VF − c₂·S, perhaps + β·KL, and its parts for the log, detached.
+        """L = −L^CLIP + c₁·L^VF − c₂·S, perhaps + β·KL, and its parts for the log.
 
-        Override this. `batch` is one micro-batch of several: average with
-        `aggregate(…, **aggregation_args(self.config, batch))`, which divides by the count of the
-        whole minibatch, or the loss depends on how it is cut.
+        Override this; the parts are detached, one number each. `batch` is one micro-batch of
+        several: average with `aggregate(…, **aggregation_args(self.config, batch))`, which divides
+        by the count of the whole minibatch, or the loss depends on how it is cut.
         """
         return total_loss(new, batch, self.config, self.beta, self.coefficients.ent_weight)
 
@@ -542,7 +556,10 @@ class RLHFTrainer:
         prompts: Prompts,
         greedy: bool = False,  # the likeliest tokens
     ) -> Iterator[Rollout]:
-        "One response to each, from the same generator each time, batch_size prompts at a time."
+        """One response to each prompt, batch_size at a time, for `evaluate`.
+
+        From the same random numbers each time, so that two evaluations can be compared.
+        """
         sampling = None if greedy else generator(self.config.seed, EVALUATION_STREAM)
         for some in prompt_chunks(prompts, self.config.batch_size):
             yield self.generate(some, 1, sampling)
@@ -568,7 +585,7 @@ class RLHFTrainer:
         baseline: Shaped[Tensor, "batch"] | None = None,  # total reward of the greedy ones
         sampled_mask: Shaped[Tensor, "batch time"] | None = None,  # 0 at tokens of others, a tool
     ) -> Float[Tensor, ""]:
-        """The loss of responses from anywhere, with gradient: steps (3) to (6) without an update.
+        """The loss of responses from anywhere, with gradient: (3) to (6), no update.
 
         log π_old and V_old are the current ones, held fixed, and so is the sampler. The rows of a
         group stand side by side. Dropout is off; no tokenizer needed. Raises ValueError for
@@ -619,21 +636,30 @@ class RLHFTrainer:
         self,
         kept: PolicySnapshot,  # `best_policy` or `kl_stop`
     ) -> bool:
-        "Put a policy that was kept back, the sampler's weights too. False: none was kept."
+        """Put a policy that was kept back, the sampler's weights too.
+
+        Returns False where none was kept.
+        """
         is_restored = kept.restore()
         if is_restored:
             sync_weights(self.sampler, self.agent.model)
         return is_restored
 
     def load_best(self) -> None:
-        "The best policy again, to be saved or used. Raises ValueError if none has been kept."
+        """Put the best policy back, to be saved or used.
+
+        Raises ValueError if none has been kept.
+        """
         if not self.restore(self.best_policy):
             raise ValueError(
                 "no policy has been kept: set keep_best and eval_every, and give train held_out="
             )
 
     def save_pretrained(self, directory: str | Path) -> None:
-        "The policy as a plain transformers model, the value head beside it, and the tokenizer."
+        """The policy as a plain transformers model, the value head and the tokenizer.
+
+        Raises OSError, saying what to do, if it cannot be written.
+        """
         on_main(
             lambda: save_model(unsharded_copy(self.agent), self.tokenizer, directory, self.eos_ids)
         )
@@ -651,7 +677,7 @@ class RLHFTrainer:
     # ---------------------------------------------------------------- its state
 
     def parts(self) -> dict[str, Stateful]:
-        "What keeps a state between two iterations, by name; callbacks that have one, too."
+        "What keeps a state between two iterations, by name; such callbacks, too."
         parts: dict[str, Stateful] = {
             "learner": LearnerState(self.agent, self.optimizer),
             "generators": self.generators,
@@ -671,7 +697,7 @@ class RLHFTrainer:
         return parts
 
     def state_dict(self) -> State:
-        """All that the next iteration depends on, between two iterations; nothing is copied.
+        """All that the next iteration depends on, between two iterations; not copied.
 
         Under FSDP it is put together by all processes: each has to call it. Raises TypeError for
         the state of a callback that a checkpoint cannot hold.
@@ -690,7 +716,7 @@ class RLHFTrainer:
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError naming what in this state is not of this trainer.
+        """Raise ValueError naming what in this state is not of this trainer.
 
         Warns of the state of a callback that this trainer does not have.
         """
@@ -738,7 +764,7 @@ class RLHFTrainer:
         torch.set_num_threads(state["environment"]["threads"])
 
     def identity(self) -> dict:
-        "What the run is: settings, and fingerprints of a reference that stays and the tokenizer."
+        "What the run is: its settings, and fingerprints of what must stay the same."
         stays = self.reference.every is None
         return identity_of(
             asdict(self.config),
@@ -754,7 +780,10 @@ def steps_left(
     done: int,  # iterations
     steps: int | None,  # None: what is left of config.steps
 ) -> int:
-    "How many iterations to do. Raises ValueError if none, or if the learning rate has ended."
+    """Compute how many iterations to do.
+
+    Raises ValueError if none, or if the learning rate's schedule ends before them.
+    """
     left = config.steps - done if steps is None else steps
     if left < 1:
         raise ValueError(
@@ -777,5 +806,5 @@ class HeldOut(NamedTuple):
     every: int  # iterations
 
     def is_due(self, iteration: int) -> bool:
-        "Whether it is time when so many iterations are done."
+        "Is it time to evaluate, when so many iterations are done?"
         return iteration % self.every == 0

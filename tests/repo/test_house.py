@@ -161,13 +161,6 @@ MAY_BE_ANY = {
         objective.logprobs_in_pieces.LogprobsInPieces.forward(ctx)
         objective.logprobs_in_pieces.LogprobsInPieces.backward(ctx)
         rollouts.vllm.to_response(completion) rollouts.vllm.VLLMEngine.__init__(llm)""",
-    "the settings of any command; a protocol would say more": """
-        runs.directory.open_run(config) runs.directory._directory_of(config)
-        runs.directory.finished_run(config) runs.directory.settings_of(config)
-        runs.directory.check_same_run(config) runs.directory.saving_conflicts(config)
-        runs.directory.in_run_directory(config) runs.directory.train_policy(reward_fn)
-        runs.trackers.Tracker.on_iteration(trainer)
-        runs.trackers.Tracker._read_settings(trainer)""",
 }
 
 
