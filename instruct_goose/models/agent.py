@@ -58,6 +58,7 @@ class Evaluation(NamedTuple):
     logprobs: Tensor  # log π(aₜ|sₜ)
     entropy: Tensor | None  # of π(·|sₜ), nats
     values: Tensor | None  # V(sₜ), of the state before token t; None: none are learnt
+    router_loss: Tensor | None = None  # of a mixture of experts, one number; None: none is learnt
 
 # %% ../../nbs/learn/13_agent.ipynb #fa51f95c
 def load_policy(model: nn.Module | str | Path) -> PreTrainedModel:
