@@ -105,8 +105,8 @@ INSTEAD = {  # TRL's name: (the value that needs nothing, what to do for any oth
         "the gain is .1 per update, a horizon of 10·batch_size; for another leave "
         "kl_target None and set trainer.beta in a callback",
     ),
-    "early_stopping": (False, "kl_early_stop, in nats per response; TRL's is per token"),
-    "target_kl": (1.0, "kl_early_stop, in nats per response; TRL's is per token"),
+    "early_stopping": (False, "max_kl_to_old, in nats per response; TRL's is per token"),
+    "target_kl": (1.0, "max_kl_to_old, in nats per response; TRL's is per token"),
     "ratio_threshold": (None, "dual_clip=3. bounds what such a minibatch can do"),
     "local_rollout_forward_batch_size": (64, "micro_batch_size. It changes no result"),
     "is_encoder_decoder": (None, "models that only decode"),

@@ -379,12 +379,12 @@ class StageStore(Protocol):
         "The newest state; None: the stage begins at its beginning."
         ...
 
-    def update(self) -> AbstractContextManager[None]:
-        "The block in which the weights move: a signal waits until it has ended."
+    def moving_weights(self) -> AbstractContextManager[None]:
+        "The block of an optimizer step: a signal waits until it has ended."
         ...
 
-    def reached(self, done: int, total: int, state: Callable[[], State]) -> None:
-        "`done` of `total` steps are whole. `state` can be asked for until the next `update`."
+    def mark_reached(self, done: int, total: int, state: Callable[[], State]) -> None:
+        "`done` of `total` steps are whole. `state` can be asked for until the next step begins."
 
     def after_step(self, done: int, total: int, state: Callable[[], State]) -> None:
         "`done` of `total` steps are done; `state` is asked for where a copy is due."

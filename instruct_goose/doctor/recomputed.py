@@ -31,7 +31,7 @@ from .rules import above_limit, last_quarter, Rule, Run
 def other_rows_learnt(run: Run) -> str | None:
     "Each epoch goes once over all rows, unless a setting leaves some out."
     config = run.config
-    if config is None or config.kl_early_stop or config.mask_truncated or config.drop_flat:
+    if config is None or config.max_kl_to_old or config.mask_truncated or config.drop_flat_groups:
         return None
     return above_limit(run, "learnt_apart", 1e-3)
 

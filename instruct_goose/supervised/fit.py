@@ -180,7 +180,7 @@ def fit(
                 log = clipped_gradient(
                     optimizer, loss, lr_now, max_grad_norm, f"{desc}, step {step}"
                 )
-                with stage.update() if stage is not None else nullcontext():
+                with stage.moving_weights() if stage is not None else nullcontext():
                     for group in optimizer.param_groups:
                         group["lr"] = lr_now
                     optimizer.step()
@@ -188,7 +188,7 @@ def fit(
                     random_now = RandomState(generators).state_dict()
                     state = partial(fit_state, model, optimizer, random_now, history)
                     if stage is not None:
-                        stage.reached(step + 1, steps, state)
+                        stage.mark_reached(step + 1, steps, state)
                 bar.step(f"loss {log['loss']:.3f}")
                 if callback is not None:
                     callback(step, history[-1])

@@ -205,7 +205,7 @@ class KLStop(PolicySnapshot):
         """
         if self.limit is None or kl is None or kl <= self.limit:
             return None
-        reason = f"kl_to_reference is {kl:.3g}, above kl_stop, {self.limit:g}"
+        reason = f"kl_to_reference is {kl:.3g}, above max_kl_to_reference, {self.limit:g}"
         if self.weights is not None:
             reason += f"; the policy after {self.iteration} iterations is put back"
         return reason

@@ -94,6 +94,7 @@ from instruct_goose.training.experience import (
     rounding,
 )
 from instruct_goose.training.metrics import (
+    check_first_step,
     held_out_logged,
     History,
     Metrics,
@@ -175,7 +176,7 @@ class RLHFTrainer:
         self.coefficients = Coefficients(self.config)
         self.reward_scale = RewardScale()
         self.best_policy = BestPolicy(self.agent)
-        self.kl_stop = KLStop(self.agent, self.config.kl_stop)
+        self.kl_stop = KLStop(self.agent, self.config.max_kl_to_reference)
         self.held_out: HeldOut | None = None  # while `train` runs, with eval_every
         self.iteration = 0  # iterations done
         self.stopped: str | None = None  # why the last `train` ended early
@@ -189,9 +190,9 @@ class RLHFTrainer:
             rollout = after.score(self.score(rollout, reward_fn))  # (2) score = R(q, r)
             notes = after.annotate(self.annotate(rollout))  # (3) log π_old, π_ref
             experience = after.advantages(self.advantages(rollout, notes))  # (4) rₜ (5) Âₜ, R̂ₜ
-            update = after.optimize(self.optimize(experience))  # (6) θ ← θ − η·∇L
+            update_log = after.optimize(self.optimize(experience))  # (6) θ ← θ − η·∇L
             sync_weights(self.sampler, self.agent.model)  # (7) π_old ← π_θ
-        return self.finish(prompts, experience, update, after.seconds)
+        return self.finish(prompts, experience, update_log, after.seconds)
 
     def rollout(self, prompts: Prompts) -> Rollout:
         "r ~ π_old(·|q): the sampler answers each prompt group_size times, side by side."
@@ -216,7 +217,7 @@ class RLHFTrainer:
                 config,
             )
         rollout.scores = scores
-        if config.redraw_flat or config.drop_flat:
+        if config.max_redraws or config.drop_flat_groups:
             take_prompts = self.prompts.take if self.prompts.is_open else None
             rollout = resample_flat_groups(rollout, config, self.rollout, judge, take_prompts)
         if config.reward_scaling == "running":
@@ -242,35 +243,53 @@ class RLHFTrainer:
         )
 
     def optimize(self, experience: Experience) -> Metrics:
-        "θ ← θ − η·∇L, epochs × minibatches times. Returns the means over these steps."
+        """Make the optimizer steps of an iteration: θ ← θ − η·∇L, epochs × minibatches times.
+
+        Returns the mean over the steps of what each logs, and how far the policy has moved.
+        """
         experience.to_(self.device)
         self.kl_stop.observe(experience, self.iteration)
         self.coefficients.begin(experience)
         change = PolicyChange(self.agent, experience, self.config)
-        logs = list(self.updates(experience))
+        logs = self.updates(experience)
         require_finite_weights(self.agent)
         return update_metrics(logs, experience, self.config.epochs) | change.metrics()
 
-    def updates(self, experience: Experience) -> Iterator[dict[str, Tensor]]:
-        "The optimizer steps of an iteration, each with its log; kl_early_stop ends them."
-        limit = self.config.kl_early_stop
-        batches = minibatches(experience, self.config, self.eos_ids, self.generators.shuffling)
-        for n, batch in enumerate(batches):
-            log = self.update(batch, first=n == 0)
-            yield log
-            if limit is not None and log["kl_to_old"] > limit:
-                return
+    def updates(self, experience: Experience) -> list[dict[str, Tensor]]:
+        """Step on each minibatch of each epoch. Returns the log of each step.
 
-    def update(self, batch: Experience, first: bool = False) -> dict[str, Tensor]:
-        "One optimizer step on a minibatch. Before the `first` of an iteration the ratio is 1."
+        The first step whose policy had moved further than `max_kl_to_old` is the last one.
+        """
+        limit = self.config.max_kl_to_old
+        logs: list[dict[str, Tensor]] = []
+        for batch in minibatches(experience, self.config, self.eos_ids, self.generators.shuffling):
+            log = self.update(batch, is_first=not logs)
+            logs.append(log)
+            if limit is not None and log["kl_to_old"] > limit:
+                return logs
+        return logs
+
+    def update(
+        self,
+        batch: Experience,  # a minibatch
+        is_first: bool = False,  # of an iteration: π_θ is still π_old, which is checked
+    ) -> dict[str, Tensor]:
+        """Make one optimizer step on a minibatch, piece by piece. Returns its log.
+
+        Raises ValueError where the ratio of the first step is not 1, FloatingPointError for a
+        loss or a gradient that is not finite; no weight has moved then.
+        """
         self.optimizer.zero_grad(set_to_none=True)
-        learn = partial(backward, self.agent, self.evaluate_policy, self.loss)
-        eps = rounding(self.agent.model, self.config) if first else None
+        add_gradient = partial(backward, self.agent, self.evaluate_policy, self.loss)
         with deferred_checks():  # read before any weight moves
             traces = accumulate_gradient(
-                self.agent, learn, self.evaluate_policy, micro_batches(batch, self.config)
+                self.agent, add_gradient, self.evaluate_policy, micro_batches(batch, self.config)
             )
-            log = step_metrics(batch, traces, self.config, self.coefficients.ent_weight, eps)
+            log = step_metrics(batch, traces, self.config)
+            if is_first:
+                eps = rounding(self.agent.model, self.config)
+                ent_weight = self.coefficients.ent_weight
+                log |= check_first_step(batch, traces, self.config, ent_weight, eps)
             log |= clip_gradients(self.agent, self.config.max_grad_norm)
         self.optimizer.step()
         return log
@@ -294,55 +313,71 @@ class RLHFTrainer:
         self,
         prompts: Prompts,
         experience: Experience,
-        update: Metrics,  # from `optimize`
+        update_log: Metrics,  # from `optimize`
         seconds: Mapping[str, float],  # of each phase
     ) -> Metrics:
-        "Count the iteration: its metrics, what moves on, and whether the run ends."
-        rollout = rollout_metrics(experience, self.config, self.eos_ids)
-        metrics: Metrics = {"iteration": self.iteration, **rollout, **update, "beta": self.beta}
-        metrics |= prompt_metrics(prompts, experience)
-        metrics |= trainer_metrics(
-            self.agent, self.ref_model, self.optimizer, experience, self.config
-        )
-        metrics |= timing(seconds, metrics["tokens"])
-        entropy_log = self.coefficients.adapt(metrics)  # β and c₂ of the next iteration
-        self.iteration += 1
-        next_learning_rate(self.schedule)
-        reference_log = self.reference.follow(self.iteration)
-        metrics |= entropy_log | reference_log
+        """End the iteration: log it, move on to the next, and decide whether there is one.
+
+        Returns all of its metrics.
+        """
+        metrics = self.measure(prompts, experience, update_log, seconds)
+        metrics |= self.advance(metrics)
         if self.held_out is not None and self.held_out.is_due(self.iteration):
             metrics |= self.evaluate(
                 self.held_out.prompts, self.held_out.reward_fn, self.config.eval_greedy
             )
+        reasons = self.ask_callbacks(experience, metrics)
         kl_reason = self.kl_stop.reason_to_stop(metrics["kl_to_reference"])
-        self.stopped = self.reason_to_stop(experience, metrics, kl_reason)
+        if kl_reason is not None:
+            reasons.append(kl_reason)
+        self.stopped = f"iteration {metrics['iteration']}: {reasons[0]}" if reasons else None
         if kl_reason is not None:
             self.restore(self.kl_stop)  # the last policy within the limit
         for callback in self.callbacks:
             callback.on_end(self, experience, metrics)
         return metrics
 
-    def reason_to_stop(
+    def measure(
         self,
+        prompts: Prompts,
         experience: Experience,
-        metrics: Metrics,
-        kl_reason: str | None,  # from `KLStop.reason_to_stop`
-    ) -> str | None:
-        """Tell the callbacks of the iteration, and return why the run ends; None: it goes on.
+        update_log: Metrics,
+        seconds: Mapping[str, float],
+    ) -> Metrics:
+        "Log an iteration: its rollout, update, prompts, optimizer and times. Changes nothing."
+        metrics: Metrics = {"iteration": self.iteration}
+        metrics |= rollout_metrics(experience, self.config, self.eos_ids)
+        metrics |= update_log
+        metrics["beta"] = self.beta
+        metrics |= prompt_metrics(prompts, experience)
+        metrics |= trainer_metrics(
+            self.agent, self.ref_model, self.optimizer, experience, self.config
+        )
+        metrics |= timing(seconds, metrics["tokens"])
+        return metrics
 
-        A callback of any process can end the run. The KL limit speaks last.
+    def advance(self, metrics: Metrics) -> Metrics:
+        """Count the iteration, and move on what changes between two: β, c₂, η and π_ref.
+
+        Returns what the log says of them.
+        """
+        entropy_log = self.coefficients.adapt(metrics)
+        self.iteration += 1
+        next_learning_rate(self.schedule)
+        reference_log = self.reference.follow(self.iteration)
+        return entropy_log | reference_log
+
+    def ask_callbacks(self, experience: Experience, metrics: Metrics) -> list[str]:
+        """Call `on_iteration` of all callbacks. Returns the reasons to stop that they give.
+
+        A callback of any process can end the run: the reasons are those of all processes.
         """
         answers = gather_results(
             lambda: [
                 callback.on_iteration(self, experience, metrics) for callback in self.callbacks
             ]
         )
-        reasons = [reason for answer in answers for reason in answer]
-        reasons.append(kl_reason)
-        for reason in reasons:
-            if reason:
-                return f"iteration {metrics['iteration']}: {reason}"
-        return None
+        return [reason for answer in answers for reason in answer if reason]
 
     # ---------------------------------------------------------------- a run
 
@@ -372,8 +407,8 @@ class RLHFTrainer:
                     f"eval_every is {config.eval_every}, but there is nothing to evaluate on: "
                     "pass held_out=, prompts that are not trained on"
                 )
-            self.held_out = HeldOut(self.that_fit(held_out), reward_fn, config.eval_every)
-        self.prompts.open(self.that_fit(prompts))
+            self.held_out = HeldOut(self.prompts_that_fit(held_out), reward_fn, config.eval_every)
+        self.prompts.open(self.prompts_that_fit(prompts))
         self.stopped = None
         if callback is not None:
             self.callbacks = [*own_callbacks, StopWhen(callback)]
@@ -403,7 +438,8 @@ class RLHFTrainer:
     ) -> Metrics:
         """Answer prompts that are not trained on: held_out_reward, and exact held_out_kl.
 
-        With keep_best the policy is kept if no other one had a higher reward, within kl_stop.
+        With keep_best the policy is kept if its KL is within max_kl_to_reference and no other one
+        had a higher reward.
         """
         scores = []
         kls = []
@@ -414,7 +450,7 @@ class RLHFTrainer:
             rollouts.append(rollout)
         reward = json_number(torch.cat(scores).mean())
         kl = json_number(torch.cat(kls).mean())
-        limit = self.config.kl_stop
+        limit = self.config.max_kl_to_reference
         within_limit = limit is None or (kl is not None and kl <= limit)
         if self.config.keep_best and within_limit:
             self.best_policy.offer(reward, self.iteration)
@@ -436,7 +472,7 @@ class RLHFTrainer:
         cut = self.config.long_prompts != "refuse"
         return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
 
-    def that_fit(self, prompts: Any) -> Any:
+    def prompts_that_fit(self, prompts: Any) -> Any:
         "The prompts without those that long_prompts drops. Raises ValueError if it refuses one."
         return drop_long_prompts(
             prompts, self.tokens, self.max_prompt_length, self.config.long_prompts

@@ -72,9 +72,9 @@ def minibatches(
     """Yield the minibatches of all epochs; each epoch is shuffled when it begins.
 
     Minibatches that are cut into micro-batches are sorted by length. Empty ones are left out, and
-    with `drop_flat` there are none where every group has equal scores.
+    with `drop_flat_groups` there are none where every group has equal scores.
     """
-    if config.drop_flat and flat_groups(require_scores(experience), config.group_size).all():
+    if config.drop_flat_groups and flat_groups(require_scores(experience), config.group_size).all():
         return
     for _ in range(config.epochs):
         n = min(config.minibatches, len(experience))
@@ -153,9 +153,9 @@ def kl_penalty(
     logprobs: Float[Tensor, "batch time"], batch: Experience, beta: float, config: RLHFConfig
 ) -> Float[Tensor, "batch time"]:
     "Compute β·k(ℓₜ) of each token, to be added to the loss; by default with k2."
-    gradient = KL_GRADIENTS[config.kl_gradient]
+    penalty = KL_GRADIENTS[config.kl_gradient]  # its value and its gradient
     estimator = config.kl_estimator or "k2"
-    return gradient(logprobs, batch.ref_logprobs, batch.mask, beta, estimator, batch.old_logprobs)
+    return penalty(logprobs, batch.ref_logprobs, batch.mask, beta, estimator, batch.old_logprobs)
 
 
 def total_loss(
@@ -202,8 +202,8 @@ class MicroBatchTrace(NamedTuple):
 
     logprobs: Float[Tensor, "batch time"]  # log π before the step
     parts: dict[str, Tensor]  # of the loss, a number each
-    output_gradients: dict[str, Tensor]  # −∂L/∂x of logprobs, values and entropy, (B, T) each
-    stale: Float[Tensor, ""]  # norm of the last parameter's gradient before this pass: 0
+    negative_gradients: dict[str, Tensor]  # −∂L/∂x of logprobs, values and entropy, (B, T) each
+    stale_gradient: Float[Tensor, ""]  # norm of the last parameter's gradient before the pass: 0
 
 
 torch.serialization.add_safe_globals([MicroBatchTrace])  # may be sent to other processes
@@ -246,13 +246,13 @@ def backward(
     refuse_if(~loss.isfinite(), not_finite)
     for x in outputs.values():
         x.retain_grad()
-    stale = _norm_of_last_gradient(agent)
+    stale_gradient = _norm_of_last_gradient(agent)
     loss.backward()
     return MicroBatchTrace(
         logprobs=new.logprobs.detach(),
         parts={name: torch.as_tensor(x).detach() for name, x in parts.items()},
-        output_gradients={name: -x.grad for name, x in outputs.items() if x.grad is not None},
-        stale=stale,
+        negative_gradients={name: -x.grad for name, x in outputs.items() if x.grad is not None},
+        stale_gradient=stale_gradient,
     )
 
 
