@@ -35,7 +35,7 @@ from instruct_goose.models.families import (
     trunk,
     vocabulary_size,
 )
-from .loading import find_model, load_model, load_tokenizer
+from .loading import find_model, load_model, load_tokenizer, save_weights
 from .response import forward_pass
 from .rendering import is_conversation, Renderer
 from .tokens import as_mask, compact, pad, pad_id_of, require_fitting
@@ -210,6 +210,7 @@ class RewardModel(nn.Module):
         config.num_labels = 1
         with torch.random.fork_rng(devices=[]):  # these weights are overwritten at once
             model = AutoModelForSequenceClassification.from_config(config, dtype=weight.dtype)
+        model.config.dtype = lm.config.dtype  # in which it is stored
         trunk(model).load_state_dict(trunk(lm).state_dict())
         nn.init.zeros_(model.get_parameter("score.weight"))
         nn.Module.to(model, weight.device)
@@ -296,7 +297,7 @@ class RewardModel(nn.Module):
         Plain transformers loads them, and gives raw scores.
         """
         model = merge_adapters(self.model) if has_adapters(self.model) else self.model
-        model.save_pretrained(path)
+        save_weights(model, path)
         self.tokenizer.save_pretrained(path)
 
     @classmethod
