@@ -42,6 +42,7 @@ from instruct_goose.core.state import (
 )
 from ..models.adapters import has_adapters
 from ..models.agent import Agent, make_reference, Evaluation
+from ..models.experts import router_coef
 from ..models.loading import save_model
 from ..models.sampling import checked_tokens
 from instruct_goose.models.sharding import (
@@ -154,6 +155,7 @@ class RLHFTrainer:
             torch.set_float32_matmul_precision("high")
         agent = model if isinstance(model, Agent) else Agent(model)
         self.agent = agent.to(self.device)
+        router_coef(self.agent.model, self.config.router_aux_loss_coef)  # is refused here
         self.ref_model: PreTrainedModel = make_reference(ref_model, self.agent)
         nn.Module.to(self.ref_model, self.device)
         eos_ids, pad_id = special_ids(self.agent.model, tokenizer, stop_token_ids)
@@ -317,7 +319,9 @@ class RLHFTrainer:
         several: average with `aggregate(…, **aggregation_args(self.config, batch))`, which divides
         by the count of the whole minibatch, or the loss depends on how it is cut.
         """
-        return total_loss(new, batch, self.config, self.beta, self.coefficients.ent_weight)
+        ent_coef = self.coefficients.ent_weight
+        balance = router_coef(self.agent.model, self.config.router_aux_loss_coef)
+        return total_loss(new, batch, self.config, self.beta, ent_coef, balance)
 
     # ---------------------------------------------------------------- what these methods share
 
