@@ -474,7 +474,7 @@ def step_metrics(
         if name not in UNLOGGED_PARTS and name not in log:
             log[name] = torch.stack(numbers).sum()
     log["stale_gradient"] = traces[0].stale
-    log["pull"] = _advantage_products(batch).sum()  # for `update_metrics`
+    log["advantage_products"] = _advantage_products(batch).sum()  # for `update_metrics`
     if eps is not None:
         log["max_ratio_deviation_first"] = check_ratio(
             eps, logprobs, batch.old_logprobs, batch.mask, "before the first update"
@@ -511,7 +511,7 @@ def update_metrics(
     for log in logs:
         for name, x in log.items():
             logged.setdefault(name, []).append(x)
-    sums = logged.pop("pull", [])
+    sums = logged.pop("advantage_products", [])
     measured = {name: sum(xs) / len(xs) for name, xs in logged.items()}
     if logs:  # else nothing was left to learn from: see `mask_truncated`
         measured["ratio_max"] = torch.stack(logged["ratio_max"]).max()
