@@ -168,7 +168,7 @@ def responses_of(
         config.temperature,
         generator,
         top_k=config.top_k,
-        stops=stop_strings.watch([[] for _ in prompts]) if stop_strings else None,
+        stops=stop_strings.watch([[] for _ in ids], ids) if stop_strings else None,
     )
     rollout = Rollout(query_ids, query_mask, response_ids, mask)
     if config.chat:

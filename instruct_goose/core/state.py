@@ -396,14 +396,14 @@ class StageStore(Protocol):
         "The newest state; None: the stage begins at its beginning."
         ...
 
-    def update(self) -> AbstractContextManager[None]:
-        "The block in which the weights move: a signal waits until it has ended."
+    def moving_weights(self) -> AbstractContextManager[None]:
+        "The block of an optimizer step: a signal waits until it has ended."
         ...
 
-    def reached(self, done: int, total: int, state: Callable[[], State]) -> None:
+    def mark_reached(self, done: int, total: int, state: Callable[[], State]) -> None:
         """Take note that `done` of `total` steps are whole.
 
-        `state` can be asked for until the next `update`, in case the run is stopped before it.
+        `state` can be asked for until the next step begins, in case the run is stopped before it.
         """
 
     def after_step(self, done: int, total: int, state: Callable[[], State]) -> None:

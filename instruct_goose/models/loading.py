@@ -6,13 +6,14 @@
 __all__ = ['SMOLLM', 'Kind', 'LAYER_COUNTS', 'SMOLLM_PACKAGES', 'CHAT_TEMPLATE', 'WEIGHTS', 'find_model', 'holds_adapters',
            'check_files', 'read_config', 'load_model', 'load_tokenizer', 'load_generation_config', 'load_config',
            'load_part', 'first_line_of', 'check_loaded_weights', 'load_adapters', 'base_model_of', 'save_merged',
-           'save_atomically', 'load_smollm', 'require_smollm', 'tiny_smollm', 'SavesPretrained', 'save_model',
-           'align_ends']
+           'save_atomically', 'load_smollm', 'require_smollm', 'tiny_smollm', 'as_stored', 'save_weights',
+           'SavesPretrained', 'save_model', 'align_ends']
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0003
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -467,6 +468,36 @@ def tiny_smollm(
         )
     return model.eval(), tokenizer
 
+# %% ../../nbs/reference/models/loading.ipynb #383062fe
+@contextmanager
+def as_stored(model: PreTrainedModel) -> Iterator[None]:
+    """Let weights have the precision that they were loaded from, inside the block.
+
+    `load_model` widens half precision to learn in. A model that was stored in bfloat16 is stored
+    in it again, at half the size; each weight is rounded once. Weights beside adapters stay.
+    """
+    stored = getattr(model.config, "dtype", None)
+    is_wider = isinstance(stored, torch.dtype) and model.dtype.itemsize > stored.itemsize
+    if not is_wider or not stored.is_floating_point or has_adapters(model):
+        yield
+        return
+    wide = [(p, p.data) for p in model.parameters() if p.dtype == model.dtype]
+    for p, x in wide:
+        p.data = x.to("cpu", stored)
+    try:
+        yield
+    finally:
+        for p, x in wide:
+            p.data = x
+
+
+def save_weights(model: PreTrainedModel, directory: str | Path) -> None:
+    "Write a model, or its adapters alone, in the precision that it was loaded from."
+    stored = getattr(model.config, "dtype", None)
+    with as_stored(model):
+        model.save_pretrained(directory)
+    model.config.dtype = stored  # transformers sets it; the next time counts as well
+
 # %% ../../nbs/reference/models/loading.ipynb #1b945961
 @runtime_checkable
 class SavesPretrained(Protocol):
@@ -496,7 +527,10 @@ def save_model(
     logging.disable_progress_bar()  # "Writing model shards" tells nobody anything
     try:
         with explain_write_errors("the model", path), whole_directory(path) as beside:
-            model.save_pretrained(beside)
+            if isinstance(model, PreTrainedModel):
+                save_weights(model, beside)
+            else:
+                model.save_pretrained(beside)
             align_ends(beside / "generation_config.json", eos_ids)
             if tokenizer is not None:
                 tokenizer.save_pretrained(beside)

@@ -35,7 +35,6 @@ from ..models.tokens import unpad
 from .reward_shaping import shape_scores
 from instruct_goose.rollouts.rollout import (
     finished,
-    require_column,
     require_scores,
     Rollout,
     Tokens,
@@ -147,11 +146,17 @@ def _takes_texts(first: inspect.Parameter, known: Collection[str]) -> bool:
 def call_reward(function: Callable, kwargs: RewardKwargs) -> Any:
     """Call a reward function with what its parameters name, such as `kwargs["texts"]`.
 
-    Lists and dictionaries are copied for it. A coroutine is run to its end, and a generator is
-    read, so that its errors are the function's. Raises RewardError for a parameter that nothing is
-    known for, and whatever the function raises.
+    Lists and dictionaries are copied for it. Without texts it has to ask for token ids by name. A
+    coroutine is run to its end, and a generator is read, so that its errors are the function's.
+    Raises RewardError for a parameter that nothing is known for, and whatever the function raises.
     """
     signature = reward_signature(function, kwargs)
+    if signature.texts_first and "texts" not in kwargs:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise RewardError(
+            f"the reward function {name} reads texts, and without a tokenizer there are none: give "
+            "the trainer tokenizer=, or name the parameter completion_ids, lists of token ids"
+        )
     named = {name: copy_containers(kwargs[name]) for name in signature.names}
     if signature.texts_first:
         scores = function(list(kwargs["texts"]), **named)
@@ -160,7 +165,8 @@ def call_reward(function: Callable, kwargs: RewardKwargs) -> Any:
     if inspect.iscoroutine(scores):
         scores = run_in_thread(asyncio.run, scores).result()
     if hasattr(scores, "__next__"):
-        scores = list(islice(scores, len(kwargs["texts"]) + 1))
+        responses = kwargs["texts"] if "texts" in kwargs else kwargs["completion_ids"]
+        scores = list(islice(scores, len(responses) + 1))
     return scores
 
 
@@ -296,27 +302,28 @@ def completion_texts_with_marks(rollout: Rollout, tokens: Tokens) -> list[str]:
 
 def reward_kwargs(
     rollout: Rollout,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     texts: list[str] | None = None,  # of the completions; None: without special tokens
 ) -> dict[str, Any]:
     """Collect what a reward function may ask for by name, one item per response.
 
     These are prompts, completions, completion_messages, prompt_ids, completion_ids,
     completion_mask (1: the policy wrote it), sampled_logprobs where they are known, the policy's
-    tokenizer, and the data's columns.
+    tokenizer, and the data's columns. Without a tokenizer there are no texts.
     Raises RewardError for a column that has one of the library's names.
     """
     host = rollout.on_host
     columns = dict(rollout.columns or {})
     check_column_names(columns)
     prompts = columns.pop("prompt", None) or rollout.prompts or []
-    if texts is None:
-        texts = completion_texts(rollout, tokenizer)
-    kwargs: dict[str, Any] = columns | completion_kwargs(prompts, texts)
+    kwargs: dict[str, Any] = columns
+    if tokenizer is not None:
+        if texts is None:
+            texts = completion_texts(rollout, tokenizer)
+        kwargs |= completion_kwargs(prompts, texts) | {"tokenizer": tokenizer}
     kwargs["completion_ids"] = unpad(host.response_ids, host.attention_mask)
     kwargs["completion_mask"] = unpad(host.mask.int(), host.attention_mask)
     kwargs["prompt_ids"] = unpad(host.query_ids, host.query_mask)
-    kwargs["tokenizer"] = tokenizer
     if rollout.sampled_logprobs is not None:
         kwargs["sampled_logprobs"] = unpad(rollout.sampled_logprobs, rollout.attention_mask)
     return kwargs
@@ -634,6 +641,7 @@ def score_texts(
     kind: str = "text",  # what messages call a text
     where: str = "",  # how messages begin
     seconds: float | None = None,  # longest wait
+    reads_texts: bool = True,  # False: `texts` are for messages alone, and the functions read ids
 ) -> RewardOutput:  # float32, on the CPU
     """Score texts: R(q, r), or Σᵢ wᵢ·Rᵢ of several functions over those that apply.
 
@@ -641,7 +649,9 @@ def score_texts(
     that fails or returns no scores, TimeoutError for one that takes too long; both name the texts.
     """
     request = RewardRequest(texts, prompts, kind)
-    kwargs = {**(given or {}), "texts": texts}
+    kwargs = {**(given or {})}
+    if reads_texts:
+        kwargs["texts"] = texts
     is_several = isinstance(reward_fn, list | tuple)
     functions = list(cast(Sequence[Reward], reward_fn if is_several else [reward_fn]))
     completion_ids = kwargs.get("completion_ids")
@@ -670,24 +680,18 @@ def score_rollout(
 ) -> dict[str, Any]:  # columns: scores, token_scores, score_parts
     """Score a rollout with texts, shaped by the settings.
 
-    Raises ValueError for a rollout without texts, and what `score_texts` raises.
+    Without a tokenizer the functions read token ids. Raises what `score_texts` raises.
     """
-    require_column(
-        rollout,
-        "texts",
-        "give the trainer tokenizer=, or set rollout.scores yourself, one number per response",
-    )
     where = f"iteration {state.global_step}: "
     log.rows = len(rollout)
-    given = reward_tools(state, log)
-    if tokens.tokenizer is not None:
-        completions = None
-        if config.keep_special_tokens:
-            completions = completion_texts_with_marks(rollout, tokens)
-        given = reward_kwargs(rollout, tokens.tokenizer, completions) | given
+    completions = None
+    if config.keep_special_tokens and tokens.tokenizer is not None:
+        completions = completion_texts_with_marks(rollout, tokens)
+    given = reward_kwargs(rollout, tokens.tokenizer, completions) | reward_tools(state, log)
     total = score_texts(
         reward_fn,
-        rollout.texts or [],
+        rollout.texts or [str(ids) for ids in given["completion_ids"]],
+        reads_texts=rollout.texts is not None,
         weights=config.reward_weights,
         prompts=rollout.prompts,
         kind=kind,

@@ -344,17 +344,17 @@ class Stage:
         return self.manager.latest.stages.get(self.name)
 
     @contextmanager
-    def update(self) -> Iterator[None]:
-        """Inside the block the weights move: what was reached is past, and signals wait.
+    def moving_weights(self) -> Iterator[None]:
+        """Around an optimizer step of a supervised stage: signals wait until it is whole.
 
-        Raises KeyboardInterrupt at its end for a signal that came inside.
+        RL has no use for it: an iteration that breaks off is undone, see `train_policy`.
         """
         self.manager.reached = None
         with self.manager.signals.delayed():
             yield
 
-    def reached(self, done: int, total: int, state: Callable[[], State]) -> None:
-        """Note where the stage stands; `state` can be asked for until the next `update`.
+    def mark_reached(self, done: int, total: int, state: Callable[[], State]) -> None:
+        """Note where the stage stands; `state` can be asked for until the next step begins.
 
         So no step has to be copied that is not saved. Several processes have to copy: one that
         breaks off cannot ask the others for their shards.

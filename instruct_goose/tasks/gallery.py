@@ -157,9 +157,9 @@ class DropoutOn(RLHFTrainer):
 class OldAfterTheStep(RLHFTrainer):
     "log π_old is computed again for every minibatch."
 
-    def update(self, batch: Experience, first: bool = False):
+    def update(self, batch: Experience, is_first: bool = False):
         batch.old_logprobs = self.evaluate_policy(batch).logprobs.detach()
-        return super().update(batch, first)
+        return super().update(batch, is_first)
 
 
 class OldWithGradient(OldAfterTheStep):

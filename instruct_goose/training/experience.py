@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..config import precision, RLHFConfig
 from ..core.checks import refuse_if
 from ..models.agent import Agent, Evaluation
+from ..models.experts import record_routers, router_coef
 from ..models.families import plain_head, trunk
 from instruct_goose.models.response import (
     response_hidden,
@@ -78,8 +79,9 @@ class Experience(Rollout):
     returns: Float[Tensor, "batch time"] | None = None  # R̂ₜ, where values are learnt
     group_tokens: Int[Tensor, "batch"] | None = None  # sampled tokens of the row's whole group
     denominator: float | int | Tensor | None = None  # of a micro-batch: its minibatch's count
+    share: float = 1.0  # of a micro-batch: of its minibatch's rows
 
-    WHOLE: ClassVar[tuple[str, ...]] = (*Rollout.WHOLE, "denominator")
+    WHOLE: ClassVar[tuple[str, ...]] = (*Rollout.WHOLE, "denominator", "share")
 
     def token_colours(self) -> list[float]:
         "Give each response Σₜ Âₜ: above what was expected, or below."
@@ -296,8 +298,20 @@ def compare_row_by_row(
 def evaluate_policy(agent: Agent, batch: Rollout, config: RLHFConfig) -> Evaluation:
     """Compute log π_θ, entropy and V of each token as the policy is now.
 
-    (B, T) each, with gradient and without dropout, 0 at tokens that others wrote.
+    (B, T) each, with gradient and without dropout, 0 at tokens that others wrote. With a
+    coefficient for it, also the auxiliary loss of the policy's routers, one number.
     """
+    if router_coef(agent.model, config.router_aux_loss_coef) > 0:
+        with record_routers(agent.model) as routers:
+            evaluation = _evaluate(agent, batch, config)
+        if routers.passes:  # nothing is recorded where no gradient is asked for
+            return evaluation._replace(router_loss=routers.loss())
+        return evaluation
+    return _evaluate(agent, batch, config)
+
+
+def _evaluate(agent: Agent, batch: Rollout, config: RLHFConfig) -> Evaluation:
+    "Compute log π_θ, entropy and V, 0 at tokens that others wrote."
     with_entropy = config.ent_coef > 0 or config.entropy_target is not None
     with precision(config, batch.mask.device):
         evaluation = agent.evaluate(

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['Metrics', 'WATCHED', 'BARS', 'UNLOGGED_PARTS', 'MAX_TABLE_SIZE', 'MAX_COMPARED_ROWS', 'correlation', 'distinct',
            'text_metrics', 'estimate_discounts', 'advantage_metrics', 'prompt_nll', 'gradient_slopes',
-           'expected_output_gradients', 'json_number', 'json_numbers', 'History', 'sparkline', 'rollout_metrics',
-           'score_metrics', 'sampler_metrics', 'ratio_metrics', 'step_metrics', 'held_out_logged', 'update_metrics',
-           'timing', 'trainer_metrics', 'prompt_metrics', 'sample_weights', 'weight_changes', 'PolicyChange',
-           'progress_line']
+           'expected_negative_gradients', 'json_number', 'json_numbers', 'History', 'sparkline', 'rollout_metrics',
+           'score_metrics', 'sampler_metrics', 'ratio_metrics', 'step_metrics', 'check_first_step', 'held_out_logged',
+           'update_metrics', 'timing', 'trainer_metrics', 'prompt_metrics', 'sample_weights', 'weight_changes',
+           'PolicyChange', 'progress_line']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
@@ -205,13 +205,13 @@ def gradient_slopes(
     """
     names = {"logprobs": "policy", "values": "value", "entropy": "entropy"}
     slopes = {}
-    for output, gradient in expected_output_gradients(batch, config, ent_weight).items():
+    for output, gradient in expected_negative_gradients(batch, config, ent_weight).items():
         name = names[output]
         expected = batch.at_sampled(gradient).double()
         parts = []
         for trace in traces:
-            if output in trace.output_gradients:
-                parts.append(trace.output_gradients[output])
+            if output in trace.negative_gradients:
+                parts.append(trace.negative_gradients[output])
         measured = torch.full_like(expected, torch.nan)
         if parts:
             measured = batch.at_sampled(torch.cat(parts)).double()
@@ -224,7 +224,7 @@ def gradient_slopes(
 
 # %% ../../nbs/reference/training/metrics.ipynb #11104a25
 @torch.enable_grad()
-def expected_output_gradients(
+def expected_negative_gradients(
     batch: Experience,
     config: RLHFConfig,
     ent_weight: float | None = None,  # c₂; None: the setting
@@ -453,16 +453,13 @@ UNLOGGED_PARTS = (  # `ppo_loss` returns them of one micro-batch: they do not ad
 
 
 def step_metrics(
-    batch: Experience,
-    traces: Sequence[MicroBatchTrace],
+    batch: Experience,  # the minibatch
+    traces: Sequence[MicroBatchTrace],  # of its micro-batches
     config: RLHFConfig,
-    ent_weight: float | None = None,  # c₂; None: the setting
-    eps: float | None = None,  # before the first update: ε of `rounding`
 ) -> dict[str, Tensor]:
-    """Log one optimizer step: how far π had moved, and the parts of the loss.
+    """Log one optimizer step: how far π had moved before it, and the parts of the loss.
 
-    The parts add up over the micro-batches. With `eps` the ratio has to be 1 within rounding,
-    and the gradients are compared with the expected ones; raises ValueError if it is not.
+    The parts of the micro-batches are added up.
     """
     logprobs = torch.cat([trace.logprobs for trace in traces])
     log = ratio_metrics(logprobs, batch, config)
@@ -473,14 +470,29 @@ def step_metrics(
     for name, numbers in parts.items():
         if name not in UNLOGGED_PARTS and name not in log:
             log[name] = torch.stack(numbers).sum()
-    log["stale_gradient"] = traces[0].stale
+    log["stale_gradient"] = traces[0].stale_gradient
     log["advantage_products"] = _advantage_products(batch).sum()  # for `update_metrics`
-    if eps is not None:
-        log["max_ratio_deviation_first"] = check_ratio(
-            eps, logprobs, batch.old_logprobs, batch.mask, "before the first update"
-        )
-        log |= gradient_slopes(batch, traces, config, ent_weight)
     return log
+
+
+def check_first_step(
+    batch: Experience,  # the first minibatch of an iteration
+    traces: Sequence[MicroBatchTrace],
+    config: RLHFConfig,
+    ent_weight: float | None,  # c₂; None: the setting
+    eps: float,  # ε of `rounding`
+) -> dict[str, Tensor]:
+    """Check that π_θ is still π_old, and log how the gradients differ from the expected ones.
+
+    Returns `max_ratio_deviation_first`, max |ratio − 1|, and the `gradient_slopes`. Raises
+    ValueError where the ratio is not 1 within rounding.
+    """
+    logprobs = torch.cat([trace.logprobs for trace in traces])
+    deviation = check_ratio(
+        eps, logprobs, batch.old_logprobs, batch.mask, "before the first update"
+    )
+    slopes = gradient_slopes(batch, traces, config, ent_weight)
+    return {"max_ratio_deviation_first": deviation, **slopes}
 
 
 def _advantage_products(batch: Experience) -> Float[Tensor, "tokens"]:
@@ -511,13 +523,13 @@ def update_metrics(
     for log in logs:
         for name, x in log.items():
             logged.setdefault(name, []).append(x)
-    sums = logged.pop("advantage_products", [])
+    products_of_steps = logged.pop("advantage_products", [])
     measured = {name: sum(xs) / len(xs) for name, xs in logged.items()}
     if logs:  # else nothing was left to learn from: see `mask_truncated`
         measured["ratio_max"] = torch.stack(logged["ratio_max"]).max()
     products = _advantage_products(experience)
-    learnt = sum(sums, torch.zeros_like(products.sum()))
-    difference = learnt - epochs * products.sum()
+    expected = epochs * products.sum()
+    difference = sum(products_of_steps, torch.zeros_like(expected)) - expected
     measured["learnt_apart"] = difference.abs() / (epochs * products.abs().sum())
     return {"updates": len(logs)} | json_numbers(measured)
 

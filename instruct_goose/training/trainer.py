@@ -42,6 +42,7 @@ from instruct_goose.core.state import (
 )
 from ..models.adapters import has_adapters
 from ..models.agent import Agent, make_reference, Evaluation
+from ..models.experts import router_coef
 from ..models.loading import save_model
 from ..models.sampling import checked_tokens
 from instruct_goose.models.sharding import (
@@ -93,6 +94,7 @@ from instruct_goose.training.experience import (
     rounding,
 )
 from instruct_goose.training.metrics import (
+    check_first_step,
     held_out_logged,
     History,
     Metrics,
@@ -153,6 +155,7 @@ class RLHFTrainer:
             torch.set_float32_matmul_precision("high")
         agent = model if isinstance(model, Agent) else Agent(model)
         self.agent = agent.to(self.device)
+        router_coef(self.agent.model, self.config.router_aux_loss_coef)  # is refused here
         self.ref_model: PreTrainedModel = make_reference(ref_model, self.agent)
         nn.Module.to(self.ref_model, self.device)
         eos_ids, pad_id = special_ids(self.agent.model, tokenizer, stop_token_ids)
@@ -190,9 +193,9 @@ class RLHFTrainer:
             rollout = after.score(self.score(rollout, reward_fn))  # (2) score = R(q, r)
             notes = after.annotate(self.annotate(rollout))  # (3) log π_old, π_ref
             experience = after.advantages(self.advantages(rollout, notes))  # (4) rₜ (5) Âₜ, R̂ₜ
-            update = after.optimize(self.optimize(experience))  # (6) θ ← θ − η·∇L
+            update_log = after.optimize(self.optimize(experience))  # (6) θ ← θ − η·∇L
             sync_weights(self.sampler, self.agent.model)  # (7) π_old ← π_θ
-        return self.finish(prompts, experience, update, after.seconds)
+        return self.finish(prompts, experience, update_log, after.seconds)
 
     def rollout(self, prompts: Prompts) -> Rollout:
         """r ~ π_old(·|q): the sampler answers each prompt group_size times, side by side.
@@ -239,7 +242,7 @@ class RLHFTrainer:
         return annotate(self.agent, self.ref_model, rollout, self.config)
 
     def advantages(self, rollout: Rollout, notes: Annotations | None = None) -> Experience:
-        """rₜ = score·[t = last] − β·kₜ; then Âₜ, whitened if asked, and R̂ₜ: (B, T) each.
+        """Compute rₜ = score·[t = last] − β·k(ℓₜ), then Âₜ, whitened if asked, and R̂ₜ.
 
         Without `notes` the rollout is annotated first. Raises ValueError for one without scores,
         FloatingPointError for numbers that are not finite.
@@ -252,43 +255,55 @@ class RLHFTrainer:
         )
 
     def optimize(self, experience: Experience) -> Metrics:
-        """θ ← θ − η·∇L, epochs × minibatches times. Returns the means over these steps.
+        """Make the optimizer steps of an iteration: θ ← θ − η·∇L, epochs × minibatches times.
 
-        Raises FloatingPointError for a loss, a gradient or a weight that is not finite, and
-        ValueError if the first ratio is not 1.
+        Returns the mean over the steps of what each logs, and how far the policy has moved.
+        Raises ValueError and FloatingPointError as `update`, and the latter for a weight that is
+        no longer finite.
         """
         experience.to_(self.device)
         self.kl_stop.observe(experience, self.iteration)
         self.coefficients.begin(experience)
         change = PolicyChange(self.agent, experience, self.config)
-        logs = list(self.updates(experience))
+        logs = self.updates(experience)
         require_finite_weights(self.agent)
         return update_metrics(logs, experience, self.config.epochs) | change.metrics()
 
-    def updates(self, experience: Experience) -> Iterator[dict[str, Tensor]]:
-        "The optimizer steps of an iteration, each with its log; max_kl_to_old ends them."
+    def updates(self, experience: Experience) -> list[dict[str, Tensor]]:
+        """Step on each minibatch of each epoch. Returns the log of each step.
+
+        The first step whose policy had moved further than `max_kl_to_old` is the last one.
+        """
         limit = self.config.max_kl_to_old
-        batches = minibatches(experience, self.config, self.eos_ids, self.generators.shuffling)
-        for n, batch in enumerate(batches):
-            log = self.update(batch, first=n == 0)
-            yield log
+        logs: list[dict[str, Tensor]] = []
+        for batch in minibatches(experience, self.config, self.eos_ids, self.generators.shuffling):
+            log = self.update(batch, is_first=not logs)
+            logs.append(log)
             if limit is not None and log["kl_to_old"] > limit:
-                return
+                return logs
+        return logs
 
-    def update(self, batch: Experience, first: bool = False) -> dict[str, Tensor]:
-        """One optimizer step on a minibatch. Returns its log, a number each.
+    def update(
+        self,
+        batch: Experience,  # a minibatch
+        is_first: bool = False,  # of an iteration: π_θ is still π_old, which is checked
+    ) -> dict[str, Tensor]:
+        """Make one optimizer step on a minibatch, piece by piece. Returns its log.
 
-        Before the `first` step of an iteration the ratio has to be 1; raises ValueError if it is
-        not.
+        Raises ValueError where the ratio of the first step is not 1, FloatingPointError for a
+        loss or a gradient that is not finite; no weight has moved then.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        learn = partial(backward, self.agent, self.evaluate_policy, self.loss)
-        eps = rounding(self.agent.model, self.config) if first else None
+        add_gradient = partial(backward, self.agent, self.evaluate_policy, self.loss)
         with deferred_checks():  # read before any weight moves
             traces = accumulate_gradient(
-                self.agent, learn, self.evaluate_policy, micro_batches(batch, self.config)
+                self.agent, add_gradient, self.evaluate_policy, micro_batches(batch, self.config)
             )
-            log = step_metrics(batch, traces, self.config, self.coefficients.ent_weight, eps)
+            log = step_metrics(batch, traces, self.config)
+            if is_first:
+                eps = rounding(self.agent.model, self.config)
+                ent_weight = self.coefficients.ent_weight
+                log |= check_first_step(batch, traces, self.config, ent_weight, eps)
             log |= clip_gradients(self.agent, self.config.max_grad_norm)
         self.optimizer.step()
         return log
@@ -304,61 +319,158 @@ class RLHFTrainer:
         several: average with `aggregate(…, **aggregation_args(self.config, batch))`, which divides
         by the count of the whole minibatch, or the loss depends on how it is cut.
         """
-        return total_loss(new, batch, self.config, self.beta, self.coefficients.ent_weight)
+        ent_coef = self.coefficients.ent_weight
+        balance = router_coef(self.agent.model, self.config.router_aux_loss_coef)
+        return total_loss(new, batch, self.config, self.beta, ent_coef, balance)
+
+    # ---------------------------------------------------------------- what these methods share
+
+    @contextmanager
+    def phases(self) -> Iterator[Phases["RLHFTrainer"]]:
+        "The phases of an iteration: their times, checks and callbacks; errors name their cause."
+        with (
+            explain_nonfinite(self.agent, self.ref_model, self.iteration),
+            deferred_checks() as checks,
+        ):
+            yield Phases(self, self.callbacks, checks)
+
+    def generate(
+        self,
+        prompts: Prompts,
+        n: int,  # responses to each, side by side
+        generator: torch.Generator | None,  # None: the likeliest
+    ) -> Rollout:
+        "What the sampler writes, with its texts and the data's columns."
+        with precision(self.config, self.device):
+            rollout = self.sampler(self.encode(prompts), n, self.config, generator)
+        return attach_texts(rollout, self.tokenizer, data_columns(prompts, n))
+
+    def encode(self, prompts: Prompts) -> PromptBatch:
+        "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
+        cut = self.config.long_prompts != "refuse"
+        return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
+
+    def judge(
+        self,
+        rollout: Rollout,
+        reward_fn: Rewards,
+        kind: str = "text",  # what error messages call a response
+    ) -> Float[Tensor, "batch"]:
+        """The checked score of each response. Override it to add something to all of them.
+
+        Also sets token_scores, score_parts, logged and extra of the rollout.
+        """
+        log = RewardLog()
+        progress = TrainerState(global_step=self.iteration, max_steps=self.config.steps)
+
+        def ask(rows: Rollout) -> dict[str, Any]:
+            return score_rollout(rows, reward_fn, self.config, self.tokens, progress, log, kind)
+
+        columns = map_rows(ask, rollout, unit=self.config.group_size)
+        rollout.token_scores = columns["token_scores"]
+        rollout.score_parts = columns["score_parts"]
+        rollout.logged, rollout.extra = merge_reward_logs(gather_results(lambda: log))
+        return columns["scores"].to(self.device)
+
+    def kl_charge(self, rollout: Rollout) -> Float[Tensor, "batch"]:
+        "β·Σₜ k(ℓₜ) of each response, where the KL is charged in the reward."
+        return kl_charge(self.agent, self.ref_model, rollout, self.beta, self.config)
+
+    @property
+    def beta(self) -> float:
+        "β of this iteration; it moves with `kl_target`."
+        return self.coefficients.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self.coefficients.beta = beta
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        "The tokenizer; None where prompts are ids."
+        return self.tokens.tokenizer
+
+    @property
+    def eos_ids(self) -> list[int]:
+        "The tokens that end a response."
+        return self.tokens.eos_ids
+
+    @property
+    def max_prompt_length(self) -> int | None:
+        "How many tokens of a prompt leave room for a response; None: there is no limit."
+        return max_prompt_length(self.agent.model, self.config.max_new_tokens, self.tokenizer)
+
+    # ---------------------------------------------------------------- the end of an iteration
 
     def finish(
         self,
         prompts: Prompts,
         experience: Experience,
-        update: Metrics,  # from `optimize`
+        update_log: Metrics,  # from `optimize`
         seconds: Mapping[str, float],  # of each phase
     ) -> Metrics:
-        "Count the iteration: its metrics, what moves on, and whether the run ends."
-        rollout = rollout_metrics(experience, self.config, self.eos_ids)
-        metrics: Metrics = {"iteration": self.iteration, **rollout, **update, "beta": self.beta}
-        metrics |= prompt_metrics(prompts, experience)
-        metrics |= trainer_metrics(
-            self.agent, self.ref_model, self.optimizer, experience, self.config
-        )
-        metrics |= timing(seconds, metrics["tokens"])
-        entropy_log = self.coefficients.adapt(metrics)  # β and c₂ of the next iteration
-        self.iteration += 1
-        next_learning_rate(self.schedule)
-        reference_log = self.reference.follow(self.iteration)
-        metrics |= entropy_log | reference_log
+        """End the iteration: log it, move on to the next, and decide whether there is one.
+
+        Returns all of its metrics.
+        """
+        metrics = self.measure(prompts, experience, update_log, seconds)
+        metrics |= self.advance(metrics)
         if self.held_out is not None and self.held_out.is_due(self.iteration):
             metrics |= self.evaluate(
                 self.held_out.prompts, self.held_out.reward_fn, self.config.eval_greedy
             )
+        reasons = self.ask_callbacks(experience, metrics)
         kl_reason = self.kl_stop.reason_to_stop(metrics["kl_to_reference"])
-        self.stopped = self.reason_to_stop(experience, metrics, kl_reason)
+        if kl_reason is not None:
+            reasons.append(kl_reason)
+        self.stopped = f"iteration {metrics['iteration']}: {reasons[0]}" if reasons else None
         if kl_reason is not None:
             self.restore(self.kl_stop)  # the last policy within the limit
         for callback in self.callbacks:
             callback.on_end(self, experience, metrics)
         return metrics
 
-    def reason_to_stop(
+    def measure(
         self,
+        prompts: Prompts,
         experience: Experience,
-        metrics: Metrics,
-        kl_reason: str | None,  # from `KLStop.reason_to_stop`
-    ) -> str | None:
-        """Tell the callbacks of the iteration, and return why the run ends, or None.
+        update_log: Metrics,  # from `optimize`
+        seconds: Mapping[str, float],  # of each phase
+    ) -> Metrics:
+        "Log an iteration: its rollout, update, prompts, optimizer and times. Changes nothing."
+        metrics: Metrics = {"iteration": self.iteration}
+        metrics |= rollout_metrics(experience, self.config, self.eos_ids)
+        metrics |= update_log
+        metrics["beta"] = self.beta
+        metrics |= prompt_metrics(prompts, experience)
+        metrics |= trainer_metrics(
+            self.agent, self.ref_model, self.optimizer, experience, self.config
+        )
+        metrics |= timing(seconds, metrics["tokens"])
+        return metrics
 
-        A callback of any process can end the run. The KL limit speaks last.
+    def advance(self, metrics: Metrics) -> Metrics:
+        """Count the iteration, and move on what changes between two: β, c₂, η and π_ref.
+
+        Returns what the log says of them.
+        """
+        entropy_log = self.coefficients.adapt(metrics)
+        self.iteration += 1
+        next_learning_rate(self.schedule)
+        reference_log = self.reference.follow(self.iteration)
+        return entropy_log | reference_log
+
+    def ask_callbacks(self, experience: Experience, metrics: Metrics) -> list[str]:
+        """Call `on_iteration` of all callbacks. Returns the reasons to stop that they give.
+
+        A callback of any process can end the run: the reasons are those of all processes.
         """
         answers = gather_results(
             lambda: [
                 callback.on_iteration(self, experience, metrics) for callback in self.callbacks
             ]
         )
-        reasons = [reason for answer in answers for reason in answer]
-        reasons.append(kl_reason)
-        for reason in reasons:
-            if reason:
-                return f"iteration {metrics['iteration']}: {reason}"
-        return None
+        return [reason for answer in answers for reason in answer if reason]
 
     # ---------------------------------------------------------------- a run
 
@@ -388,8 +500,8 @@ class RLHFTrainer:
                     f"eval_every is {config.eval_every}, but there is nothing to evaluate on: "
                     "pass held_out=, prompts that are not trained on"
                 )
-            self.held_out = HeldOut(self.that_fit(held_out), reward_fn, config.eval_every)
-        self.prompts.open(self.that_fit(prompts))
+            self.held_out = HeldOut(self.prompts_that_fit(held_out), reward_fn, config.eval_every)
+        self.prompts.open(self.prompts_that_fit(prompts))
         self.stopped = None
         if callback is not None:
             self.callbacks = [*own_callbacks, StopWhen(callback)]
@@ -410,6 +522,12 @@ class RLHFTrainer:
             self.prompts.close()
             self.held_out = None
         return history
+
+    def prompts_that_fit(self, prompts: Any) -> Any:
+        "The prompts without those that long_prompts drops. Raises ValueError if it refuses one."
+        return drop_long_prompts(
+            prompts, self.tokens, self.max_prompt_length, self.config.long_prompts
+        )
 
     def evaluate(
         self,
@@ -437,42 +555,6 @@ class RLHFTrainer:
             self.best_policy.offer(reward, self.iteration)
         return {"held_out_reward": reward, "held_out_kl": kl, **held_out_logged(rollouts)}
 
-    # ---------------------------------------------------------------- what the phases share
-
-    @contextmanager
-    def phases(self) -> Iterator[Phases["RLHFTrainer"]]:
-        "Time and check the phases of an iteration; errors inside name their cause."
-        with (
-            explain_nonfinite(self.agent, self.ref_model, self.iteration),
-            deferred_checks() as checks,
-        ):
-            yield Phases(self, self.callbacks, checks)
-
-    def encode(self, prompts: Prompts) -> PromptBatch:
-        "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
-        cut = self.config.long_prompts != "refuse"
-        return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
-
-    def that_fit(self, prompts: Any) -> Any:
-        """The prompts without those that long_prompts drops.
-
-        Raises ValueError if it refuses one.
-        """
-        return drop_long_prompts(
-            prompts, self.tokens, self.max_prompt_length, self.config.long_prompts
-        )
-
-    def generate(
-        self,
-        prompts: Prompts,
-        n: int,  # responses to each, side by side
-        generator: torch.Generator | None,  # None: the likeliest
-    ) -> Rollout:
-        "What the sampler writes, with its texts and the data's columns."
-        with precision(self.config, self.device):
-            rollout = self.sampler(self.encode(prompts), n, self.config, generator)
-        return attach_texts(rollout, self.tokenizer, data_columns(prompts, n))
-
     def answers(
         self,
         prompts: Prompts,
@@ -486,31 +568,7 @@ class RLHFTrainer:
         for some in prompt_chunks(prompts, self.config.batch_size):
             yield self.generate(some, 1, sampling)
 
-    def judge(
-        self,
-        rollout: Rollout,
-        reward_fn: Rewards,
-        kind: str = "text",  # what error messages call a response
-    ) -> Float[Tensor, "batch"]:
-        """The checked score of each response. Override it to add something to all of them.
-
-        Also sets token_scores, score_parts, logged and extra of the rollout.
-        """
-        log = RewardLog()
-        progress = TrainerState(global_step=self.iteration, max_steps=self.config.steps)
-
-        def ask(rows: Rollout) -> dict[str, Any]:
-            return score_rollout(rows, reward_fn, self.config, self.tokens, progress, log, kind)
-
-        columns = map_rows(ask, rollout, unit=self.config.group_size)
-        rollout.token_scores = columns["token_scores"]
-        rollout.score_parts = columns["score_parts"]
-        rollout.logged, rollout.extra = merge_reward_logs(gather_results(lambda: log))
-        return columns["scores"].to(self.device)
-
-    def kl_charge(self, rollout: Rollout) -> Float[Tensor, "batch"]:
-        "β·Σₜ k(ℓₜ) of each response, where the KL is charged in the reward; else 0."
-        return kl_charge(self.agent, self.ref_model, rollout, self.beta, self.config)
+    # ---------------------------------------------------------------- beside the algorithm
 
     def use_sampler(self, make: Callable[[Agent, Tokens], Sampler]) -> None:
         """Let another sampler write from now on, with the policy's weights.
@@ -572,32 +630,6 @@ class RLHFTrainer:
             new = self.evaluate_policy(batch)
         loss, _ = self.loss(new, batch)
         return loss
-
-    # ---------------------------------------------------------------- beside the algorithm
-
-    @property
-    def beta(self) -> float:
-        "β of this iteration; it moves with `kl_target`."
-        return self.coefficients.beta
-
-    @beta.setter
-    def beta(self, beta: float) -> None:
-        self.coefficients.beta = beta
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        "The tokenizer; None where prompts are ids."
-        return self.tokens.tokenizer
-
-    @property
-    def eos_ids(self) -> list[int]:
-        "The tokens that end a response."
-        return self.tokens.eos_ids
-
-    @property
-    def max_prompt_length(self) -> int | None:
-        "How many tokens of a prompt leave room for a response; None: there is no limit."
-        return max_prompt_length(self.agent.model, self.config.max_new_tokens, self.tokenizer)
 
     @property
     def best(self) -> dict[str, Tensor] | None:

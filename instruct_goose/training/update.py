@@ -97,6 +97,7 @@ def micro_batches(batch: Experience, config: RLHFConfig) -> Iterator[Experience]
     for rows in micro_batch_slices(batch, config, rank_slice(len(batch))):
         micro = batch[rows]
         micro.denominator = denominator
+        micro.share = len(micro) / len(batch)
         yield micro
 
 
@@ -161,9 +162,9 @@ def kl_penalty(
 
     0 at padding. Raises ValueError for plain k1, whose expected gradient is 0.
     """
-    gradient = KL_GRADIENTS[config.kl_gradient]
+    penalty = KL_GRADIENTS[config.kl_gradient]  # its value and its gradient
     estimator = config.kl_estimator or "k2"
-    return gradient(logprobs, batch.ref_logprobs, batch.mask, beta, estimator, batch.old_logprobs)
+    return penalty(logprobs, batch.ref_logprobs, batch.mask, beta, estimator, batch.old_logprobs)
 
 
 def total_loss(
@@ -172,11 +173,14 @@ def total_loss(
     config: RLHFConfig,
     beta: float,
     ent_coef: float | None = None,  # None: the setting
+    router_coef: float = 0.0,  # c₃, of the routers' auxiliary loss; see `models.experts`
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Compute L = −L^CLIP + c₁·L^VF − c₂·S, plus β·KL if that is charged in the loss.
 
-    Returns L and the parts that `ppo_loss` returns, one detached number each; the KL is in L
-    alone. Schulman et al. (2017) eq. 9, with the KL penalty of Shao et al. (2024) eq. 3.
+    Of a mixture of experts also + c₃·L^router, weighted by the micro-batch's share of rows.
+    Returns L and the parts that `ppo_loss` returns, and the routers' loss, one detached number
+    each; the KL is in L alone. Schulman et al. (2017) eq. 9, with the KL penalty of Shao et al.
+    (2024) eq. 3.
     """
     averaging = aggregation_args(config, batch)
     loss, parts = ppo_loss(
@@ -195,6 +199,10 @@ def total_loss(
     if config.kl_placement == "loss" and beta > 0:
         penalty = kl_penalty(new.logprobs, batch, beta, config)
         loss = loss + aggregate(penalty, batch.mask, **averaging)
+    if new.router_loss is not None and router_coef > 0:
+        balance = batch.share * new.router_loss
+        loss = loss + router_coef * balance
+        parts["router_aux_loss"] = balance.detach()
     return loss, parts
 
 # %% ../../nbs/reference/training/update.ipynb #3b9dd683
@@ -203,8 +211,8 @@ class MicroBatchTrace(NamedTuple):
 
     logprobs: Float[Tensor, "batch time"]  # log π before the step
     parts: dict[str, Tensor]  # of the loss, a number each
-    output_gradients: dict[str, Tensor]  # −∂L/∂x of logprobs, values and entropy, (B, T) each
-    stale: Float[Tensor, ""]  # norm of the last parameter's gradient before this pass: 0
+    negative_gradients: dict[str, Tensor]  # −∂L/∂x of logprobs, values and entropy, (B, T) each
+    stale_gradient: Float[Tensor, ""]  # norm of the last parameter's gradient before the pass: 0
 
 
 torch.serialization.add_safe_globals([MicroBatchTrace])  # may be sent to other processes
@@ -222,7 +230,10 @@ def backward(
     FloatingPointError for a loss that is not finite.
     """
     new = evaluate(micro)
-    outputs = {name: x for name, x in new._asdict().items() if x is not None and x.requires_grad}
+    outputs = {}  # of each token
+    for name, x in (("logprobs", new.logprobs), ("values", new.values), ("entropy", new.entropy)):
+        if x is not None and x.requires_grad:
+            outputs[name] = x
     result = loss_fn(new, micro)
     if not _is_loss_and_parts(result):
         raise TypeError(
@@ -244,13 +255,13 @@ def backward(
     refuse_if(~loss.isfinite(), not_finite)
     for x in outputs.values():
         x.retain_grad()
-    stale = _norm_of_last_gradient(agent)
+    stale_gradient = _norm_of_last_gradient(agent)
     loss.backward()
     return MicroBatchTrace(
         logprobs=new.logprobs.detach(),
         parts={name: torch.as_tensor(x).detach() for name, x in parts.items()},
-        output_gradients={name: -x.grad for name, x in outputs.items() if x.grad is not None},
-        stale=stale,
+        negative_gradients={name: -x.grad for name, x in outputs.items() if x.grad is not None},
+        stale_gradient=stale_gradient,
     )
 
 

@@ -151,7 +151,7 @@ MAY_BE_ANY = {
         models.rendering.prompt_and_answer(row) models.rendering.pair_parts(pair)
         recipes.training.first_of(prompts) rollouts.prompts.take_prompt(row)
         rollouts.prompts.data_columns(prompts) rollouts.prompts.prompt_chunks(prompts)
-        rollouts.prompts.drop_long_prompts(prompts) training.trainer.RLHFTrainer.that_fit(prompts)""",
+        rollouts.prompts.drop_long_prompts(prompts) training.trainer.RLHFTrainer.prompts_that_fit(prompts)""",
     "objects of libraries that have no types, or are not installed": """
         compat.trl.config_from_args(args) compat.trl._warn_of_lost(args)
         compat.trl.dpo_from_trl(args) core.processes.full_tensor(x) lesson.draw_tokens(ax)
