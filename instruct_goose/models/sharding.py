@@ -37,7 +37,7 @@ from instruct_goose.core.state import (
     optimizer_state,
     State,
 )
-from .adapters import has_adapters, load_module, module_state
+from .adapters import has_adapters, load_module_state, module_state
 from .agent import Agent
 
 if TYPE_CHECKING:  # an import of half a second, for those who shard
@@ -219,12 +219,12 @@ def unsharded_copy(
 
 # %% ../../nbs/guides/fsdp.ipynb #c903ad8e
 def load_weights(agent: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Write weights into an agent, in place, as `load_module` does, sharded or not.
+    """Write weights into an agent, in place, as `load_module_state` does, sharded or not.
 
     Under FSDP every process has to call it. Raises ValueError, with nothing written, for another
     model's tensors.
     """
-    load_module(agent, tensors)
+    load_module_state(agent, tensors)
     shards = shards_of(agent)
     if shards is not None:
         shards.load(tensors)
