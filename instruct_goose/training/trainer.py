@@ -105,7 +105,7 @@ from instruct_goose.training.metrics import (
 )
 from instruct_goose.training.policies import (
     BestPolicy,
-    Iteration,
+    IterationCount,
     KLStop,
     MovingReference,
     PolicySnapshot,
@@ -722,7 +722,7 @@ class RLHFTrainer:
         check_values(state, {"identity": dict})
         check_identity(state["identity"], self.identity())
         hints = {
-            "iteration": Iteration,
+            "iteration": IterationCount,
             "stopped": str | None,
             "environment": dict,
             "parts": dict,
