@@ -492,7 +492,12 @@ def check_first_step(
     """
     logprobs = torch.cat([trace.logprobs for trace in traces])
     deviation = check_ratio(
-        eps, logprobs, batch.old_logprobs, batch.mask, "before the first update"
+        eps,
+        logprobs,
+        batch.old_logprobs,
+        batch.mask,
+        "before the first update",
+        config.temperature,
     )
     slopes = gradient_slopes(batch, traces, config, ent_weight)
     return {"max_ratio_deviation_first": deviation, **slopes}
