@@ -74,6 +74,8 @@ from ..rollouts.prompts import data_columns
 from instruct_goose.rollouts.rewards import (
     check_column_names,
     completion_kwargs,
+    NO_ALARMS,
+    noticing_alarms,
     score_texts,
     RewardLog,
     reward_tools,
@@ -495,11 +497,13 @@ def try_reward(
     weights: Sequence[float] | None = None,
     seconds: float | None = None,  # the longest time that an answer may take
     steps: int = 1,  # iterations of the run, which a reward may ask for
+    name: str = "--reward",  # how errors begin
 ) -> list[float]:  # what the sample answers to the first two prompts got
     """Ask the rewards about sample answers to the first two prompts.
 
-    Raises ValueError, beginning with --reward, for anything that a run would fail at, and for a
-    column that has one of the library's names.
+    Raises ValueError, beginning with `name`, for anything that a run would fail at, for a column
+    that has one of the library's names, and for an alarm under a timeout: Python would refuse it,
+    and the reward may take that for a wrong answer.
     """
     first_rows = list(rows[:2])
     prompts = [row["prompt"] for row in first_rows]
@@ -521,21 +525,25 @@ def try_reward(
     offered |= {
         "prompt_ids": prompt_ids,
         "completion_ids": answer_ids,
+        "completion_mask": [[1] * len(ids) for ids in answer_ids],
+        "sampled_logprobs": [[0.0] * len(ids) for ids in answer_ids],
         "tokenizer": tokenizer,
     }
+    about = f"{name}, asked about {len(prompts)} sample answers before the run"
     try:
-        result = score_texts(
-            rewards[0] if len(rewards) == 1 else list(rewards),
-            texts,
-            given=offered,
-            weights=weights,
-            seconds=seconds,
-            kind="sample answer",
-        )
+        with noticing_alarms() as signals, chdir("."):  # back again, wherever a reward goes
+            result = score_texts(
+                rewards[0] if len(rewards) == 1 else list(rewards),
+                texts,
+                given=offered,
+                weights=weights,
+                seconds=seconds,
+                kind="sample answer",
+            )
     except (ValueError, TypeError, TimeoutError) as e:
-        raise ValueError(
-            f"--reward, asked about {len(prompts)} sample answers before the run: {e}"
-        ) from e
+        raise ValueError(f"{about}: {e}") from e
+    if signals:
+        raise ValueError(f"{about}: it wants to handle {signals[0]}. {NO_ALARMS}")
     return result.scores.tolist()
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #55e9dced
