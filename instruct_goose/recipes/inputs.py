@@ -12,11 +12,10 @@ __all__ = ['Columns', 'CHANGES_MEANING', 'TEMPLATE_COLUMNS', 'SAMPLE', 'C', 'INT
            'at_most', 'memory_table']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
-import importlib.util
+import importlib
 import json
 import math
 import re
-import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
@@ -52,6 +51,7 @@ from instruct_goose.core.files import (
     sha256,
     text_table,
 )
+from ..core.user_files import imports_from, run_user_file
 from ..data.files import BadRow
 from ..data.load import check_source, read_rows, Source
 from instruct_goose.data.rows import (
@@ -440,27 +440,21 @@ def load_module(place: str, flag: str) -> ModuleType:
     is_file = place.endswith(".py")
     require_python_file(place, flag)
     path = Path(place).resolve()
-    folder = str(path.parent if is_file else Path.cwd())
-    sys.path.insert(0, folder)
     try:
         with chdir("."):  # back again, wherever a file goes
-            return _run_file(path) if is_file else importlib.import_module(place)
+            if is_file:
+                return _run_file(path)
+            with imports_from(Path.cwd()):
+                return importlib.import_module(place)
     except (Exception, SystemExit) as e:
         raise ValueError(f"{flag}: {place} does not run: {type(e).__name__}: {e}") from e
-    finally:
-        sys.path.remove(folder)
 
 
 def _run_file(path: Path) -> ModuleType:
     "Run a file as a module, unless it was run and has not changed since."
     key = (path, sha256(path))
     if key not in _LOADED:
-        name = f"instruct_goose_file_{path.stem}"
-        spec: Any = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        _LOADED[key] = module
+        _LOADED[key] = run_user_file(path)
     return _LOADED[key]
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #748084ad
