@@ -364,7 +364,6 @@ def _kl_metrics(host: Experience) -> dict[str, Tensor | None]:
         "kl_estimate": sequence_kl(host.old_logprobs, host.ref_logprobs, host.mask, "k3").mean(),
     }
 
-
 # %% ../../nbs/reference/training/metrics.ipynb #84aa4263
 def score_metrics(rollout: Rollout, config: RLHFConfig) -> dict[str, Tensor | float | None]:
     """Log the scores of a rollout, and how they differ within a group of responses.
