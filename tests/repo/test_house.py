@@ -165,7 +165,8 @@ MAY_BE_ANY = {
         runs.directory.open_run(config) runs.directory._directory_of(config)
         runs.directory.finished_run(config) runs.directory.settings_of(config)
         runs.directory.check_same_run(config) runs.directory.saving_conflicts(config)
-        runs.directory.in_run_directory(config) runs.directory.train_policy(reward_fn)
+        runs.directory.in_run_directory(config) runs.directory.check_directory(config)
+        runs.directory.train_policy(reward_fn)
         runs.trackers.Tracker.on_iteration(trainer)
         runs.trackers.Tracker._read_settings(trainer)""",
 }
