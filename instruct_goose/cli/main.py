@@ -210,7 +210,7 @@ COMMANDS = {
 
 # %% ../../nbs/guides/command_line.ipynb #0f59b51d
 def flag_type(hint: Any) -> Any:
-    "A table's names as a Literal, which the parser lists; other types as they are."
+    "Write a table's names as a Literal, which the parser lists; other types stay."
     from instruct_goose.core.checks import OneOf
 
     if get_origin(hint) in (Union, types.UnionType):
@@ -231,7 +231,7 @@ class Flag(NamedTuple):
 
 
 def with_flags(kind: type, defaults: Mapping[str, Any], more: Mapping[str, Flag]) -> type:
-    "Make a subclass of settings with other defaults, and with more flags before them."
+    "Make a subclass of settings with other defaults, and with flags before them."
     hints = get_type_hints(kind, include_extras=True)
     new_defaults = {}
     for setting in fields(kind):
@@ -261,7 +261,7 @@ def with_flags(kind: type, defaults: Mapping[str, Any], more: Mapping[str, Flag]
 
 # %% ../../nbs/guides/command_line.ipynb #10d02b98
 def values_of(name: str, argv: list[str]) -> list[str]:  # []: the flag is not there
-    "The words behind a flag; the last one counts, as for every flag."
+    "Take the words behind a flag; the last one counts, as for every flag."
     values: list[str] = []
     for i, word in enumerate(argv):
         flag, _, value = word.partition("=")
@@ -279,7 +279,7 @@ def values_of(name: str, argv: list[str]) -> list[str]:  # []: the flag is not t
 
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c3
 def flags(name: str, argv: list[str]) -> type:  # a class of settings
-    """The settings of a command, with the values of --algorithm and --config as defaults.
+    """Make the settings of a command, with --algorithm and --config as defaults.
 
     Plug-ins run first. Raises OSError or ValueError for a bad --config, for foreign flags, and
     for a resumed run without the plug-ins that it had.
@@ -318,7 +318,10 @@ def flags(name: str, argv: list[str]) -> type:  # a class of settings
 
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c4
 def refuse_foreign(argv: list[str], kind: type) -> None:
-    "Raises ValueError for flags with another name here, and for a list that is given twice."
+    """Refuse flags with another name here, and a list that is given twice.
+
+    Raises ValueError, with what the flag is called here.
+    """
     from instruct_goose.config import FOREIGN_NAMES
     from instruct_goose.core.checks import hints_for
 
@@ -340,7 +343,10 @@ def refuse_foreign(argv: list[str], kind: type) -> None:
 
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c5
 def run_plugins(argv: list[str]) -> None:
-    "Run the files of --plugin. Raises ValueError if a run goes on without those that it had."
+    """Run the files of --plugin.
+
+    Raises ValueError if a run goes on without those that it had.
+    """
     from instruct_goose.core.files import read_json
     from instruct_goose.recipes.inputs import load_plugins
 
@@ -358,7 +364,10 @@ def run_plugins(argv: list[str]) -> None:
 
 # %% ../../nbs/guides/command_line.ipynb #846b78e0
 def foreign(error: BaseException) -> traceback.FrameSummary | None:  # where; None: this package
-    "The place in a user's own code that raised an error; of sys.exit also that in a library."
+    """Find the place in a user's own code that raised an error.
+
+    Of sys.exit also that in a library.
+    """
     last = traceback.extract_tb(error.__traceback__)[-1]
     roots = [
         str(Path(str(sys.modules["instruct_goose"].__file__)).parent),
@@ -385,7 +394,10 @@ IN_A_SHELL = {  # what a message says in Python: the same as a flag
 
 
 def in_a_sentence(error: BaseException) -> str:
-    "What was raised, of at most 1,500 characters, with its place if it is the user's."
+    """Say what was raised, in at most 1,500 characters.
+
+    With its place if it is the user's, and with flags for what a message says in Python.
+    """
     place = foreign(error)
     is_ours = isinstance(error, OURS) or type(error).__module__.startswith("instruct_goose")
     text = "".join(traceback.format_exception_only(error)).strip()
@@ -426,7 +438,10 @@ def main(argv: list[str] | None = None) -> None:  # None: what the shell gave
 
 # %% ../../nbs/guides/command_line.ipynb #9b9c639d
 def run_command(argv: list[str]) -> None:
-    "Read the flags and run the command that they name."
+    """Read the flags and run the command that they name.
+
+    Exits with 2 for flags that are none.
+    """
     if argv == ["--version"]:
         print(f"instruct-goose {package_version()}")
         return

@@ -59,7 +59,10 @@ def load_prompts(
     source: Source,  # a file, a datasets.Dataset, or an iterable of rows: see the table
     **options: Any,  # as for `stream_prompts`, without repeat
 ) -> list[str]:  # for `PromptDataset` and `RLHFTrainer.train`
-    "Load all prompts of a source, in their order. Raises what `stream_prompts` raises."
+    """Load all prompts of a source, in their order.
+
+    Raises what `stream_prompts` raises.
+    """
     return list(stream_prompts(source, repeat=False, **options))
 
 # %% ../../nbs/reference/data/load.ipynb #b4965076
@@ -79,13 +82,16 @@ def load_pairs(
     source: Source,  # a file, a datasets.Dataset, or an iterable of rows: see the table
     **options: Any,  # as for `stream_pairs`, without repeat
 ) -> list[dict[str, str]]:  # for `PairDataset`, `train_reward_model` and `train_dpo`
-    "Load all pairs of a source, in their order. Raises what `stream_prompts` raises."
+    """Load all pairs of a source, in their order.
+
+    Raises what `stream_prompts` raises.
+    """
     return list(stream_pairs(source, repeat=False, **options))
 
 # %% ../../nbs/reference/data/load.ipynb #f4f97a47
 @dataclass(frozen=True)
 class RowKind(Generic[_T]):
-    "Say what is made of a row: a prompt, or a pair."
+    "What is made of a row: a prompt, or a pair."
 
     make: Callable[..., _T]  # (row, where, columns, tokenizer) → what is yielded
     texts: Callable[[_T], dict[str, str]]  # the texts whose tokens are counted, by name
@@ -110,7 +116,7 @@ PAIRS = RowKind[dict[str, str]](pair_of, _pair_texts, ("prompt", "chosen", "reje
 
 @dataclass(frozen=True)
 class ReadOptions:
-    "Hold the options of `stream_prompts` and `stream_pairs`, which say what they mean."
+    "The options of `stream_prompts` and `stream_pairs`, which say what they mean."
 
     tokenizer: PreTrainedTokenizerBase | None = None
     max_length: int | None = None
@@ -121,7 +127,10 @@ class ReadOptions:
     repeat: bool = False
 
     def make(self, kind: RowKind[_T], where: str, row: object) -> _T:
-        "Make a prompt or a pair of a row. Raises BadRow."
+        """Make a prompt or a pair of a row that stands at `where`.
+
+        Raises BadRow for a row that cannot be used or is too long.
+        """
         if isinstance(row, BadRow):
             raise row
         made = kind.make(row, where, dict(self.columns or {}), self.tokenizer)
@@ -161,7 +170,10 @@ def read_once(
     options: ReadOptions,
     report: dict,  # is filled
 ) -> Iterator[_T]:
-    "Yield what is made of each row once, and count rows in the report. Raises BadRow."
+    """Yield what is made of each row once, and count rows in the report.
+
+    Raises BadRow, unless bad rows are skipped.
+    """
     report |= {"rows": 0, "kept": 0, "duplicates": 0, "skipped": {}, "examples": []}
     seen = set()
     for where, row in read_rows(source):
@@ -185,7 +197,10 @@ def read_once(
 
 # %% ../../nbs/reference/data/load.ipynb #a3ba7595
 def check_report(source: Source, report: Mapping) -> None:
-    "Warn of rows that were skipped. Raises ValueError where no row is left."
+    """Warn of rows that were skipped, with counts and the first of them.
+
+    Raises ValueError where no row is left.
+    """
     name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the source"
     if not report["rows"]:
         raise ValueError(f"{name}: no rows")
@@ -202,7 +217,10 @@ def check_report(source: Source, report: Mapping) -> None:
 
 # %% ../../nbs/reference/data/load.ipynb #65fd4f8c
 def read_rows(source: Source) -> Iterator[LocatedRow]:
-    "Yield the rows of a source; of a file, through the reader that its suffix names."
+    """Yield the rows of a source, each with where it stands.
+
+    Of a file, through the reader that its suffix names.
+    """
     if not isinstance(source, str | os.PathLike):
         return ((f"row {i}", row) for i, row in enumerate(source))
     path = os.fspath(source)
@@ -223,7 +241,10 @@ def check_length(
     max_length: int,  # tokens
     where: str,
 ) -> None:
-    "Raise BadRow for a text of more tokens than max_length."
+    """Check that texts have at most max_length tokens.
+
+    Raises BadRow for one that has more.
+    """
     for name, text in texts.items():
         length = len(tokenizer(text, verbose=False)["input_ids"])
         if length > max_length:
@@ -236,7 +257,11 @@ def check_length(
 
 # %% ../../nbs/reference/data/load.ipynb #c5e1ad03
 def check_source(source: Source, repeat: bool = False) -> None:
-    "Raises FileNotFoundError, TypeError or ValueError for what is no source, before it is read."
+    """Check that a source can be read, before it is.
+
+    Raises FileNotFoundError for a missing file, TypeError for what holds no rows, ValueError for a
+    file of another format and for a generator that would have to be read again.
+    """
     if isinstance(source, str | os.PathLike):
         path = os.fspath(source)
         if not os.path.isfile(path):

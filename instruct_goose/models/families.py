@@ -68,7 +68,7 @@ RECOMPUTED = "_recomputed_in_backward"  # a mark on a layer
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Turn on gradient checkpointing: only each layer's input is kept for the backward pass.
+    """Turn on gradient checkpointing: of each layer only its input is kept.
 
     The backward pass computes the rest again, without dropout, as it was. Raises ValueError for
     a model that cannot.
@@ -85,7 +85,11 @@ def recompute_layers(model: PreTrainedModel) -> None:
 # %% ../../nbs/reference/models/families.ipynb #0666e826
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
-    "Turn dropout off inside the block; every module's own mode is restored after."
+    """Turn dropout off inside the block; every module's own mode is restored after.
+
+    A layer that `recompute_layers` has marked stays in training mode where gradients are on, since
+    transformers recomputes no other; the modules in it, its dropout too, do not.
+    """
     modes = [(module, module.training) for module in model.modules()]
     has_gradients = torch.is_grad_enabled()
     for module, mode in modes:
@@ -102,14 +106,20 @@ def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
 
 # %% ../../nbs/reference/models/families.ipynb #29db539b
 def forward_options(model: nn.Module, mask: Shaped[Tensor, "batch time"]) -> dict[str, Any]:
-    "Make position ids from the mask, and no cache, where the forward takes them (BLOOM does not)."
+    """Make position ids from the mask, and no cache, where the forward takes them.
+
+    Some do not, such as BLOOM's.
+    """
     parameters = inspect.signature(model.forward).parameters
     options = {"position_ids": position_ids(mask), "use_cache": False}
     return {name: value for name, value in options.items() if name in parameters}
 
 # %% ../../nbs/reference/models/families.ipynb #79ef5e15
 def differs_by_more_than_rounding(x: Tensor, y: Tensor) -> bool:
-    "Is |x − y| > 8·eps·max|x| anywhere? Rows of a batch may be added up in different orders."
+    """Is |x − y| > 8·eps·max|x| anywhere?
+
+    Rows of a batch may be added up in different orders.
+    """
     return bool((x - y).abs().max() > 8 * torch.finfo(x.dtype).eps * x.abs().max())
 
 # %% ../../nbs/reference/models/families.ipynb #c736ef0c
@@ -146,9 +156,9 @@ _PLAIN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def plain_head(model: PreTrainedModel) -> nn.Linear | None:
-    """Find the linear head if logits are exactly `hidden @ weight.T + bias`, else None.
+    """Find the linear head, if logits are exactly `hidden @ weight.T + bias`.
 
-    It is found by one forward of each model, not from a list.
+    None: they are not. It is found by one forward of each model, not from a list.
     """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or head._forward_hooks or head._forward_pre_hooks:

@@ -126,7 +126,7 @@ class TrainConfig(PlugIns, RLHFConfig, OwnRun):
     track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        "Pairs of settings that cannot be combined, with the fix."
+        "Yield settings that cannot be combined, with what each must be."
         yield from RLHFConfig.conflicts(self)
         yield from OwnRun.conflicts(self)
         if self.eval_every is not None and self.eval_data is None:
@@ -214,7 +214,10 @@ def inspect_inputs(
 def train_on(
     config: TrainConfig, inputs: RunInputs, out: Path, manager: CheckpointManager
 ) -> dict:  # the summary
-    "Train on the inputs with SFT and RL, and report."
+    """Train on the inputs with SFT and RL, and report.
+
+    Writes sft/, policy/, samples.md, plots and the log into `out`. Raises what the trainer raises.
+    """
     files = input_digests(config)  # before a reward can change the working directory
     torch.manual_seed(config.seed)
     model = own_model(inputs.place, config)
@@ -302,7 +305,7 @@ def ends_of_rows(
 def learn_demos(
     config: TrainConfig, model: PreTrainedModel, inputs: RunInputs, manager: CheckpointManager
 ) -> None:
-    "SFT of the model, in place, on the demonstrations."
+    "Teach the model the demonstrations by SFT, in place."
     train_lm(
         model,
         inputs.tokenizer,
@@ -353,7 +356,7 @@ def plan(config: TrainConfig, inputs: RunInputs) -> str:
 
 
 def memory_of_run(config: TrainConfig, inputs: RunInputs) -> str:  # a table
-    "Estimate the memory of the run."
+    "Estimate the memory of the run, part by part."
     longest = max(inputs.lengths)
     width = longest + config.max_new_tokens
     minibatch = -(-config.batch_size // config.minibatches)  # rounded up
@@ -375,7 +378,7 @@ def memory_of_run(config: TrainConfig, inputs: RunInputs) -> str:  # a table
 
 
 def plan_text(config: OwnRun, lines: Sequence[str]) -> str:
-    "A plan: the settings as YAML, what is done, and where it is written."
+    "Write a plan: the settings as YAML, what is done, and where it is written."
     place = config.output_dir or "a fresh directory under runs/"
     settings = ["# settings, as --config reads them", as_yaml(config), ""]
     return "\n".join([*settings, *lines, f"written to: {place}"])
@@ -385,7 +388,7 @@ def run_train(
     config: TrainConfig,
     rewards: Sequence | None = None,  # functions, in place of those that the config names
 ) -> dict:  # the summary; {} after a dry run
-    """Train with RL, after SFT where there are demonstrations; or do the rest of a run.
+    """Train with RL, after SFT where there are demonstrations; or the rest of a run.
 
     Everything is written to a directory. A dry run makes the same checks, and shows what would be
     done. Raises, before anything is written, OSError or
@@ -426,7 +429,7 @@ class RewardModelConfig(Supervised):
     "Make a reward model of your own model, from pairs of which one is preferred."
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        "Pairs of settings that cannot be combined, with the fix."
+        "Yield settings that cannot be combined, with what each must be."
         yield from super().conflicts()
         if self.lora_rank is not None:
             yield "lora_rank", "None: a reward model learns with all its weights"
@@ -648,7 +651,10 @@ def answer_columns(config: Supervised) -> dict[str, str | None]:
 def read_answers(
     config: Supervised, rows: RowSource, tokenizer: PreTrainedTokenizerBase
 ) -> list[dict]:
-    "Demonstrations, with the settings' names of columns."
+    """Read demonstrations, by the settings' names of columns.
+
+    Raises as `read_demos`.
+    """
     arguments = arguments_in(config.template_kwargs)
     columns = answer_columns(config)
     return read_demos(rows.source, tokenizer, columns, False, arguments, rows.policy, rows.report)
@@ -657,7 +663,10 @@ def read_answers(
 def read_labelled_answers(
     config: Supervised, rows: RowSource, tokenizer: PreTrainedTokenizerBase
 ) -> list[dict]:
-    "Answers that are labelled good or bad."
+    """Read answers that are labelled good or bad.
+
+    Raises as `read_demos`.
+    """
     arguments = arguments_in(config.template_kwargs)
     columns = answer_columns(config)
     return read_demos(rows.source, tokenizer, columns, True, arguments, rows.policy, rows.report)
@@ -666,7 +675,10 @@ def read_labelled_answers(
 def read_pairs(
     config: Supervised, rows: RowSource, tokenizer: PreTrainedTokenizerBase
 ) -> list[dict]:
-    "Pairs of answers of which the first is preferred."
+    """Read pairs of answers of which the first is preferred.
+
+    Raises as `read_preferences`.
+    """
     arguments = arguments_in(config.template_kwargs)
     columns = {"prompt": config.prompt_column}
     source, policy, report = rows
@@ -676,7 +688,10 @@ def read_pairs(
 def read_pairs_with_margins(
     config: Supervised, rows: RowSource, tokenizer: PreTrainedTokenizerBase
 ) -> list[dict]:
-    "Pairs of answers of which the first is preferred, perhaps by a margin."
+    """Read pairs of answers of which the first is preferred, perhaps by a margin.
+
+    Raises as `read_preferences`.
+    """
     arguments = arguments_in(config.template_kwargs)
     columns = {"prompt": config.prompt_column}
     source, policy, report = rows
@@ -857,10 +872,10 @@ KTO = SupervisedStage(
 
 
 def run_kto(config: KTOConfig) -> dict:  # the summary
-    """Train a model on answers labelled good or bad by KTO. Raises as `run_supervised`.
+    """Train a model on answers labelled good or bad by KTO.
 
     The reference is the model as it was. margin is how much the held-out answers have moved the
-    way of their labels, in nats.
+    way of their labels, in nats. Raises as `run_supervised`.
     """
     return run_supervised(config, KTO)
 

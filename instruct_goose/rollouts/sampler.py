@@ -53,7 +53,7 @@ class StopStrings:
         self.longest = max(len(text.encode()) for text in texts)
 
     def found(self, tokens: Sequence[int]) -> bool:
-        """Say whether a response, given from its beginning on, has come to one of the texts.
+        """Has a response, given from its beginning on, come to one of the texts?
 
         Only so many of the last tokens are decoded as the longest text can take.
         """
@@ -83,7 +83,10 @@ class StopStrings:
         return stops
 
     def ended(self, rollout: Rollout, eos_ids: Sequence[int]) -> Bool[Tensor, "batch"]:
-        "Say which responses end by themselves: with an end token, or with one of the texts."
+        """Say which responses end by themselves, with an end token or one of the texts.
+
+        Returns (batch,) bool.
+        """
         rows = unpad(rollout.response_ids, rollout.mask)
         found = torch.tensor([self.found(row) for row in rows], device=rollout.mask.device)
         return finished(rollout, eos_ids) | found
@@ -91,7 +94,7 @@ class StopStrings:
 # %% ../../nbs/reference/rollouts/sampler.ipynb #9d088710
 @runtime_checkable
 class Sampler(Protocol):
-    """Sample responses: from the policy, an engine, or with an environment between turns.
+    """What samples responses: the policy, an engine, or turns with an environment.
 
     A sampler that keeps weights of its own is a `SyncedSampler`.
     """
@@ -112,7 +115,7 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class SyncedSampler(Sampler, Protocol):
-    "Sample with weights of one's own, which are replaced after each update."
+    "A sampler with weights of its own, which are replaced after each update."
 
     def updated(self, model: nn.Module) -> None:
         "Take over the policy's new weights."
@@ -219,7 +222,10 @@ class SharedSampler:
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #14340552
 def data_parallel(sampler: Sampler, tokens: Tokens) -> Sampler:
-    "Return the sampler itself in one process; in several, one that deals out the prompts."
+    """Deal out prompts where there are several processes.
+
+    Returns a `SharedSampler`, or in one process the sampler itself.
+    """
     if world_size() == 1:
         return sampler
     return SharedSampler(sampler, tokens)

@@ -66,7 +66,10 @@ def batches_by_rows(
     batch_size: int,
     seed: int,
 ) -> Iterator[list[int]]:
-    "Use each row as often as any other: what is left of a shuffle begins the next batch."
+    """Yield `batch_size` row numbers at a time, each row as often as any other.
+
+    What is left of a shuffle begins the next batch. Without end.
+    """
     generator = torch.Generator().manual_seed(seed)
     waiting: list[int] = []
     while True:
@@ -123,7 +126,10 @@ def fit_state(
     random_now: State,  # of `RandomState`, when the last update was done
     history: Sequence[Log],
 ) -> State:
-    "What the next update depends on, and the log so far."
+    """Collect what the next update of a supervised stage depends on, and its log.
+
+    The log is a column per name, in float64. Tensors are not copied.
+    """
     columns = {}
     for name in history[0]:
         if name != "step":
@@ -180,7 +186,7 @@ def fit(
                 log = clipped_gradient(
                     optimizer, loss, lr_now, max_grad_norm, f"{desc}, step {step}"
                 )
-                with stage.update() if stage is not None else nullcontext():
+                with stage.moving_weights() if stage is not None else nullcontext():
                     for group in optimizer.param_groups:
                         group["lr"] = lr_now
                     optimizer.step()
@@ -188,7 +194,7 @@ def fit(
                     random_now = RandomState(generators).state_dict()
                     state = partial(fit_state, model, optimizer, random_now, history)
                     if stage is not None:
-                        stage.reached(step + 1, steps, state)
+                        stage.mark_reached(step + 1, steps, state)
                 bar.step(f"loss {log['loss']:.3f}")
                 if callback is not None:
                     callback(step, history[-1])

@@ -338,7 +338,7 @@ def test_stale_minibatches_and_their_micro_batches_have_the_gradient_of_the_equa
     assert sum(g.abs().sum() for g in expected) > 1e-3
     for micro in (1, 2, None):
         trainer.config.micro_batch_size = micro
-        log = trainer.update(experience[minibatch], first=False)
+        log = trainer.update(experience[minibatch], is_first=False)
         for a, b in zip(gradients(agent), expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-7)
         assert ("value_grad_norm" in log) == (trainer.config.advantage == "gae")
