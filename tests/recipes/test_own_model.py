@@ -969,7 +969,7 @@ def chat(question):
 
 
 LONG = "is tea hot " * 80  # beyond the context of 64
-STAGES = {
+ROW_OF_STAGE = {
     "sft": {"prompt": "is tea hot", "completion": " yes"},
     "dpo": {"prompt": "is tea hot", "chosen": " yes", "rejected": " no"},
     "reward-model": {"prompt": "is tea hot", "chosen": " yes", "rejected": " no"},
@@ -978,7 +978,7 @@ STAGES = {
 
 
 def rows_of(name, n=12):
-    rows = [dict(STAGES[name], prompt=f"is tea hot {i} ") for i in range(n)]
+    rows = [dict(ROW_OF_STAGE[name], prompt=f"is tea hot {i} ") for i in range(n)]
     if name == "kto":
         rows = [row | {"label": i % 2 == 0} for i, row in enumerate(rows)]
     return rows
@@ -993,7 +993,7 @@ def summary_of(directory):
     return json.loads(Path(directory, "summary.json").read_text())
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", ROW_OF_STAGE)
 def test_a_long_row_that_is_held_out_stops_the_dry_run_and_the_run_before_its_first_step(
     here, name
 ):
@@ -1007,7 +1007,7 @@ def test_a_long_row_that_is_held_out_stops_the_dry_run_and_the_run_before_its_fi
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", ROW_OF_STAGE)
 @pytest.mark.parametrize("how", ["cut", "drop"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_long_rows_are_cut_or_left_out_in_every_stage_and_counted(here, name, how):
@@ -1025,7 +1025,7 @@ def test_long_rows_are_cut_or_left_out_in_every_stage_and_counted(here, name, ho
     )
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", ROW_OF_STAGE)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_bad_rows_are_refused_together_or_skipped_and_counted_in_every_stage(here, name, capsys):
     rows = rows_of(name)
@@ -1111,8 +1111,8 @@ def one_label(name):
 
 
 FAULTS = [
-    *((name, not_finite, "not finite") for name in (*STAGES, "train")),
-    *((name, occupied, "already holds a run or files") for name in (*STAGES, "train")),
+    *((name, not_finite, "not finite") for name in (*ROW_OF_STAGE, "train")),
+    *((name, occupied, "already holds a run or files") for name in (*ROW_OF_STAGE, "train")),
     ("kto", one_label, "not two kinds of label"),
 ]
 
