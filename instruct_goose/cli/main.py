@@ -505,6 +505,9 @@ IN_A_SHELL = {  # what a message says in Python: the same as a flag
     "columns={'completion': '…'}": "--answer-column NAME",
     "columns={'answer': '…'}": "--answer-column NAME",
     "datasets.load_dataset(name, split='train')": "--dataset NAME",
+    "bad_rows='skip'": "--bad-rows skip",
+    "long_rows='cut'": "--long-rows cut",
+    "long_rows='drop'": "--long-rows drop",
 }
 
 
