@@ -419,6 +419,12 @@ class RLHFConfig(Settings):
         return self.micro_batch_size is not None or self.micro_batch_tokens is not None
 
     @property
+    def needs_reference(self) -> bool:
+        "Whether a setting asks for the KL to the reference: its price, a target, a limit."
+        asks = (self.kl_target, self.max_kl_to_reference, self.ref_every)
+        return self.beta > 0 or any(setting is not None for setting in asks)
+
+    @property
     def needs(self) -> str | None:
         "What the advantage needs: 'values', 'group', a 'greedy' response; None: nothing."
         return ADVANTAGES[self.advantage].needs

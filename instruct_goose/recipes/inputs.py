@@ -12,11 +12,10 @@ __all__ = ['Columns', 'CHANGES_MEANING', 'TEMPLATE_COLUMNS', 'SAMPLE', 'C', 'INT
            'at_most', 'memory_table']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
-import importlib.util
+import importlib
 import json
 import math
 import re
-import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
@@ -52,6 +51,7 @@ from instruct_goose.core.files import (
     sha256,
     text_table,
 )
+from ..core.user_files import imports_from, run_user_file
 from ..data.files import BadRow
 from ..data.load import check_source, read_rows, Source
 from instruct_goose.data.rows import (
@@ -74,6 +74,8 @@ from ..rollouts.prompts import data_columns
 from instruct_goose.rollouts.rewards import (
     check_column_names,
     completion_kwargs,
+    NO_ALARMS,
+    noticing_alarms,
     score_texts,
     RewardLog,
     reward_tools,
@@ -457,27 +459,21 @@ def load_module(place: str, flag: str) -> ModuleType:
     is_file = place.endswith(".py")
     require_python_file(place, flag)
     path = Path(place).resolve()
-    folder = str(path.parent if is_file else Path.cwd())
-    sys.path.insert(0, folder)
     try:
         with chdir("."):  # back again, wherever a file goes
-            return _run_file(path) if is_file else importlib.import_module(place)
+            if is_file:
+                return _run_file(path)
+            with imports_from(Path.cwd()):
+                return importlib.import_module(place)
     except (Exception, SystemExit) as e:
         raise ValueError(f"{flag}: {place} does not run: {type(e).__name__}: {e}") from e
-    finally:
-        sys.path.remove(folder)
 
 
 def _run_file(path: Path) -> ModuleType:
     "Run a file as a module, unless it was run and has not changed since."
     key = (path, sha256(path))
     if key not in _LOADED:
-        name = f"instruct_goose_file_{path.stem}"
-        spec: Any = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        _LOADED[key] = module
+        _LOADED[key] = run_user_file(path)
     return _LOADED[key]
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #748084ad
@@ -514,11 +510,13 @@ def try_reward(
     weights: Sequence[float] | None = None,
     seconds: float | None = None,  # the longest time that an answer may take
     steps: int = 1,  # iterations of the run, which a reward may ask for
+    name: str = "--reward",  # how errors begin
 ) -> list[float]:  # what the sample answers to the first two prompts got
     """Ask the rewards about sample answers to the first two prompts.
 
-    Raises ValueError, beginning with --reward, for anything that a run would fail at, and for a
-    column that has one of the library's names.
+    Raises ValueError, beginning with `name`, for anything that a run would fail at, for a column
+    that has one of the library's names, and for an alarm under a timeout: Python would refuse it,
+    and the reward may take that for a wrong answer.
     """
     first_rows = list(rows[:2])
     prompts = [row["prompt"] for row in first_rows]
@@ -540,21 +538,25 @@ def try_reward(
     offered |= {
         "prompt_ids": prompt_ids,
         "completion_ids": answer_ids,
+        "completion_mask": [[1] * len(ids) for ids in answer_ids],
+        "sampled_logprobs": [[0.0] * len(ids) for ids in answer_ids],
         "tokenizer": tokenizer,
     }
+    about = f"{name}, asked about {len(prompts)} sample answers before the run"
     try:
-        result = score_texts(
-            rewards[0] if len(rewards) == 1 else list(rewards),
-            texts,
-            given=offered,
-            weights=weights,
-            seconds=seconds,
-            kind="sample answer",
-        )
+        with noticing_alarms() as signals, chdir("."):  # back again, wherever a reward goes
+            result = score_texts(
+                rewards[0] if len(rewards) == 1 else list(rewards),
+                texts,
+                given=offered,
+                weights=weights,
+                seconds=seconds,
+                kind="sample answer",
+            )
     except (ValueError, TypeError, TimeoutError) as e:
-        raise ValueError(
-            f"--reward, asked about {len(prompts)} sample answers before the run: {e}"
-        ) from e
+        raise ValueError(f"{about}: {e}") from e
+    if signals:
+        raise ValueError(f"{about}: it wants to handle {signals[0]}. {NO_ALARMS}")
     return result.scores.tolist()
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #55e9dced

@@ -241,13 +241,14 @@ def show_results(summary: dict, n_shown: int, out: Path) -> None:
     kind = "training" if "training_reward" in summary else "held_out"
     reward_mean = summary[f"{kind}_reward"]
     samples = (out / "samples.md").read_text("utf-8").splitlines()
+    kl = summary["last"].get("kl_to_reference")
+    shown_kl = "" if kl is None else f"KL {kl:.2f} nats a response. "
     print("\n".join(samples[2:12]))
     print(
         f"\nReward on {n_shown} {kind.replace('_', '-')} prompts: "
-        f"{reward_mean['before']:.3f} → {reward_mean['after']:.3f}, "
-        f"KL {summary['last']['kl_to_reference']:.2f} nats a response. "
-        f"{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and samples: "
-        f"{shown_path(out)}"
+        f"{reward_mean['before']:.3f} → {reward_mean['after']:.3f}. "
+        f"{shown_kl}{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and "
+        f"samples: {shown_path(out)}"
     )
 
 
