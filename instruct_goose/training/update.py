@@ -20,13 +20,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..config import RLHFConfig
-from instruct_goose.core.checks import (
-    check_values,
-    NotNegative,
-    refuse_if,
-    require_trainable,
-    warn_of_lost_steps,
-)
+from ..core.checks import check_values, NotNegative
+from ..core.tensor_checks import refuse_if, require_trainable, warn_of_lost_steps
 from ..core.processes import full_tensor, rank_slice
 from ..core.state import State
 from ..models.agent import Agent, Evaluation
