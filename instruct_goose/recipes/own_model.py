@@ -164,7 +164,10 @@ def inspect_inputs(
 
 
 def own_trainer(place: str | None) -> Callable[..., RLHFTrainer]:
-    "RLHFTrainer, or a subclass of the user's. Raises as `named_object`, and TypeError for another."
+    """Find RLHFTrainer, or the subclass of it that a user names.
+
+    Raises as `named_object`, and ValueError for another class.
+    """
     if place is None:
         return RLHFTrainer
     named = named_object(place, "--trainer")
