@@ -39,6 +39,22 @@ def figure_cells(page):
     return [cell for cell in page.cells if is_figure(cell)]
 
 
+INNER_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    "What an import binds; of a star all that the module exports."
+    names = []
+    for alias in node.names:
+        if alias.name == "*":
+            names += importlib.import_module(node.module).__all__
+        elif isinstance(node, ast.Import):
+            names.append((alias.asname or alias.name).split(".")[0])
+        else:
+            names.append(alias.asname or alias.name)
+    return names
+
+
 def bound_names(body: list[ast.stmt]) -> dict[str, str]:
     "What statements bind at the level of the notebook: name -> import, function or data."
     names = {}
@@ -46,20 +62,9 @@ def bound_names(body: list[ast.stmt]) -> dict[str, str]:
     def visit(node):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names[node.name] = "function"
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                names[(alias.asname or alias.name).split(".")[0]] = "import"
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if alias.name == "*":
-                    module = importlib.import_module(node.module)
-                    names.update(dict.fromkeys(module.__all__, "import"))
-                names[alias.asname or alias.name] = "import"
-        elif isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp):
-            return
-        elif isinstance(node, ast.GeneratorExp):
-            return
-        else:
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(dict.fromkeys(imported_names(node), "import"))
+        elif not isinstance(node, INNER_SCOPES):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 names[node.id] = "data"
             for below in ast.iter_child_nodes(node):
