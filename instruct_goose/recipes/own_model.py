@@ -366,6 +366,8 @@ class Supervised(OwnRun):
     batch_size: Count = 16  # rows per update
     lr: Positive = 1e-5  # learning rate; a model of under a million weights wants about 1e-3
     held_out: Annotated[float, Limit(0, 0.9)] = 0.1  # share of rows to judge by, without eval_data
+    router_aux_loss_coef: NotNegative | None = None
+    "weight of the load-balancing loss of a mixture of experts; None: as the model's configuration"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
 
 
@@ -497,6 +499,7 @@ def stage_inputs(
         "seed": seed,
         "desc": name,
         "progress": config.progress,
+        "router_aux_loss_coef": config.router_aux_loss_coef,
         "stage": stage,
         "callback": lambda step, log: append_jsonl(log_file, log),
     }

@@ -962,3 +962,23 @@ def test_arguments_of_the_template_reach_every_stage_and_the_sampler(here, capsy
 def test_arguments_of_the_template_are_an_object(text):
     with pytest.raises(ValueError, match="template_kwargs is .* an object in JSON"):
         TrainConfig(model="m", data=Path("d.jsonl"), reward=("r.py:f",), template_kwargs=text)
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto"])
+def test_a_stage_goes_on_from_a_run_with_adapters(here, name):
+    "The adapters are merged, and all weights learn."
+    pytest.importorskip("peft")
+    main(train("--lora-rank", 2, "--output-dir", "lora"))
+    argv = stage(name, "--steps", "2")
+    argv[argv.index("llama")] = "lora"
+    main(argv)
+    assert len(log(name)) == 2 and all(row["grad_norm"] > 0 for row in log(name))
+    saved = Path(name, "sft" if name == "sft" else "policy")
+    assert not (saved / "adapter_config.json").exists()
+    assert any(saved.glob("model*.safetensors"))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_coefficient_of_routers_is_refused_for_a_model_without_experts(here, name):
+    said = refused(*stage(name, "--steps", "1", "--router-aux-loss-coef", "0.1"))
+    assert "router_aux_loss_coef is 0.1, and Llama" in said
