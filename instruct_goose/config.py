@@ -128,7 +128,10 @@ Conflict = tuple[str, str]  # a setting, and what it must be
 
 
 def setting_conflicts(config: "RLHFConfig") -> Iterator[Conflict]:
-    "Yield settings that are legal one by one and make no sense together, with what each must be."
+    """Yield settings that are legal one by one and make no sense together.
+
+    Each as its name and what it must be.
+    """
     yield from _size_conflicts(config)
     yield from _objective_conflicts(config)
     yield from _reward_conflicts(config)
@@ -402,7 +405,7 @@ class RLHFConfig(Settings):
 
     @property
     def algorithm(self) -> str:
-        'Name the preset that these settings are, sizes apart; "custom" if they are none.'
+        """The preset that these settings are, sizes apart; "custom" if they are none."""
         own = asdict(self)
         for name, preset in PRESETS.items():
             dials = {setting for setting in preset if setting not in SIZES}
@@ -412,7 +415,7 @@ class RLHFConfig(Settings):
 
     @property
     def in_pieces(self) -> bool:
-        "Whether minibatches are cut into micro-batches."
+        "Are minibatches cut into micro-batches?"
         return self.micro_batch_size is not None or self.micro_batch_tokens is not None
 
     @property
@@ -423,7 +426,7 @@ class RLHFConfig(Settings):
 
     @property
     def needs(self) -> str | None:
-        "What the advantage compares with: 'values', 'group', 'greedy' response; None: nothing."
+        "What the advantage needs: 'values', 'group', a 'greedy' response; None: nothing."
         return ADVANTAGES[self.advantage].needs
 
     def __post_init__(self):

@@ -51,7 +51,7 @@ def hidden_size(model: PreTrainedModel) -> int:
 
 # %% ../../nbs/reference/models/families.ipynb #5fe520d1
 def context_length(model: PreTrainedModel) -> int | None:
-    "Read the most tokens in a sequence from the config; None where it names no limit."
+    "Read the most tokens in a sequence from the config; None: it names no limit."
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return limit if limit and limit > 0 else None
 
@@ -95,7 +95,7 @@ class RecomputeAsRead:
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Turn on gradient checkpointing: only each layer's input is kept for the backward pass.
+    """Turn on gradient checkpointing: of each layer only its input is kept.
 
     The backward pass computes the rest again, as it was: without dropout inside `eval_mode`.
     Raises ValueError for a model that cannot.
@@ -130,7 +130,11 @@ def recomputed_layers(model: nn.Module) -> set[nn.Module]:
 # %% ../../nbs/reference/models/families.ipynb #0666e826
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[nn.Module]:
-    "Turn dropout off inside the block; every module's own mode is restored after."
+    """Turn dropout off inside the block; every module's own mode is restored after.
+
+    A layer that `recompute_layers` has marked stays in training mode where gradients are on, since
+    transformers recomputes no other; the modules in it, its dropout too, do not.
+    """
     modes = [(module, module.training) for module in model.modules()]
     # transformers recomputes only layers in training mode
     recomputed = recomputed_layers(model) if torch.is_grad_enabled() else set()
@@ -191,7 +195,10 @@ def main_output(
 
 # %% ../../nbs/reference/models/families.ipynb #79ef5e15
 def differs_by_more_than_rounding(x: Tensor, y: Tensor) -> bool:
-    "Is |x − y| > 8·eps·max|x| anywhere? Rows of a batch may be added up in different orders."
+    """Is |x − y| > 8·eps·max|x| anywhere?
+
+    Rows of a batch may be added up in different orders.
+    """
     return bool((x - y).abs().max() > 8 * torch.finfo(x.dtype).eps * x.abs().max())
 
 # %% ../../nbs/reference/models/families.ipynb #c736ef0c
@@ -230,9 +237,9 @@ _PLAIN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def plain_head(model: PreTrainedModel) -> nn.Linear | None:
-    """Find the linear head if logits are exactly `hidden @ weight.T + bias`, else None.
+    """Find the linear head, if logits are exactly `hidden @ weight.T + bias`.
 
-    It is found by one forward of each model, not from a list.
+    None: they are not. It is found by one forward of each model, not from a list.
     """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or head._forward_hooks or head._forward_pre_hooks:

@@ -47,10 +47,10 @@ def pairwise_loss(
     rejected: Float[Tensor, "batch"],  # r(y), the score of the other
     margin: Float[Tensor, "batch"] | int | float | None = None,  # how far ahead is far enough
 ) -> Float[Tensor, "batch"]:  # nats, one per pair; float32 or wider
-    """Compute −log σ(r_chosen − r_rejected − margin): −log likelihood of Bradley and Terry's model.
+    """Compute −log σ(r_chosen − r_rejected − margin) of each pair.
 
-    Ouyang et al. (2022), eq. 1; the margin is Llama 2's (Touvron et al. 2023, eq. 2). Raises
-    ValueError if the shapes differ.
+    −log likelihood of Bradley and Terry's model: Ouyang et al. (2022), eq. 1; the margin is
+    Llama 2's (Touvron et al. 2023, eq. 2). Raises ValueError if the shapes differ.
     """
     margins = margin if isinstance(margin, Tensor) else None
     same_shape(chosen=chosen, rejected=rejected, margin=margins)
@@ -59,7 +59,7 @@ def pairwise_loss(
 
 # %% ../../nbs/learn/14_reward_model.ipynb #7c4e4960
 class PairwiseLoss(nn.Module):
-    "The mean of `pairwise_loss` over a batch, as a module. Raises ValueError for no pairs."
+    "The mean of `pairwise_loss` over a batch, as a module."
 
     def forward(
         self,
@@ -67,7 +67,10 @@ class PairwiseLoss(nn.Module):
         rejected: Float[Tensor, "batch"],  # of the others
         margin: Float[Tensor, "batch"] | int | float | None = None,  # how far ahead is far enough
     ) -> Float[Tensor, ""]:  # nats
-        "Compute the mean loss of a batch of pairs."
+        """Compute the mean loss of a batch of pairs.
+
+        Raises ValueError for no pairs, and if the shapes differ.
+        """
         if not len(chosen):
             raise ValueError("no pairs: the mean over nothing is not a loss")
         return pairwise_loss(chosen, rejected, margin).mean()
@@ -77,7 +80,7 @@ def all_pairs_loss(
     scores: Float[Tensor, "batch"],  # r(xᵢ) of each text
     ratings: Shaped[Tensor, "batch"],  # yᵢ, what a person said about it, on any scale
 ) -> Float[Tensor, ""]:  # nats, mean over pairs; float32 or wider
-    """Compute the mean of −log σ(rᵢ − rⱼ) over all pairs i, j of rated texts with yᵢ > yⱼ.
+    """Compute the mean of −log σ(rᵢ − rⱼ) over all pairs of texts with yᵢ > yⱼ.
 
     Ties are left out. After Ouyang et al. (2022), section 3.5; the texts need not share a
     prompt. Raises ValueError if no two ratings differ.
@@ -98,7 +101,7 @@ def last_token_logits(
     input_ids: Int[Tensor, "batch time"],
     attention_mask: Shaped[Tensor, "batch time"] | None = None,  # bool, or 0 and 1; None: all
 ) -> Float[Tensor, "batch"]:  # float32
-    """Compute w·h at each row's last real token, wherever the padding is and whatever it holds.
+    """Compute w·h at each row's last real token, wherever the padding is.
 
     pad may equal eos; transformers looks for the last id ≠ pad_token_id instead. Raises
     ValueError for rows without a token, and for a mask of other numbers than 0 and 1.
@@ -221,7 +224,10 @@ class RewardModel(nn.Module):
         input_ids: Int[Tensor, "batch time"],
         attention_mask: Shaped[Tensor, "batch time"] | None = None,  # padding on any side
     ) -> Float[Tensor, "batch"]:  # one score per row, differentiable
-        "Score rows of token ids."
+        """Score rows of token ids: (w·h_last − reward_mean) / reward_std.
+
+        Raises ValueError for rows without a token.
+        """
         config = self.model.config
         raw = last_token_logits(self.model, input_ids, attention_mask)
         return (raw - config.reward_mean) / config.reward_std
@@ -275,7 +281,7 @@ class RewardModel(nn.Module):
         self,
         texts: Sequence[str | Sequence[int]],  # as the policy starts from; some hundreds
     ) -> tuple[float, float]:  # the mean and sd of their raw scores
-        """Set reward_mean and reward_std, so that the scores of these texts have mean 0 and sd 1.
+        """Set reward_mean and reward_std: the scores of these texts get mean 0 and sd 1.
 
         Ouyang et al. (2022), section 3.5, set the mean. Raises ValueError where the scores differ
         by no more than rounding.
@@ -324,7 +330,7 @@ def score_in_batches(
     batch_size: int,
     name: str,  # what the error calls a text
 ) -> list[float]:  # one per text, in order
-    """Score texts in evaluation mode, without gradient; texts of like length go together.
+    """Score texts without dropout or gradient; texts of like length go together.
 
     Raises ValueError for a text without tokens, or longer than the tokenizer's limit and the
     model's context, and TypeError for one string.
@@ -352,7 +358,10 @@ def score_in_batches(
 
 # %% ../../nbs/learn/14_reward_model.ipynb #fb186646
 def check_spread(scores: Float[Tensor, "batch"], dtype: torch.dtype) -> None:
-    "Raises ValueError unless σ > 8·eps·max|score|: below, the spread is rounding alone."
+    """Check that scores differ by more than rounding: σ > 8·eps·max|score|.
+
+    Raises ValueError where they do not.
+    """
     eps = max(torch.finfo(t).eps for t in (dtype, torch.float32))  # scores are given in float32
     std = scores.std(correction=0)
     if not len(scores) or not 8 * eps * scores.abs().max() < std < math.inf:

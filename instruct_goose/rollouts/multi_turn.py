@@ -26,7 +26,7 @@ from .sampler import StopStrings
 # %% ../../nbs/guides/multi_turn.ipynb #d0a53a21
 @dataclass
 class Episode:
-    "Hold one response in the making, turn by turn."
+    "One response in the making, turn by turn."
 
     query: list[int]  # token ids of the prompt
     ids: list[int] = field(default_factory=list)  # of the response so far
@@ -44,14 +44,14 @@ class Episode:
         return both[: len(both) - len(self.turn)]
 
     def add_turn(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        "Add tokens of the policy, with their log-probabilities."
+        "Add tokens that the policy wrote, with their log-probabilities in nats."
         self.ids += ids
         self.sampled += [True] * len(ids)
         self.logprobs += logprobs
         self.turn = [*self.turn, *ids]
 
     def add_reply(self, ids: Sequence[int]) -> None:
-        "Add tokens of the environment; the policy's next turn begins behind them."
+        "Add tokens that the environment wrote; the policy's next turn begins after them."
         self.ids += ids
         self.sampled += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)

@@ -19,7 +19,7 @@ from torch import nn, Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import precision, RLHFConfig
-from ..core.checks import refuse_if
+from ..core.tensor_checks import refuse_if
 from ..core.processes import require_equal, world_size, rank_slice, gather_results
 from ..core.random import ShardedGenerator
 from ..models.agent import Agent
@@ -109,7 +109,10 @@ class StopStrings:
         return stops
 
     def ended(self, rollout: Rollout, eos_ids: Sequence[int]) -> Bool[Tensor, "batch"]:
-        "Say which responses end by themselves: with an end token, or with one of the texts."
+        """Say which responses end by themselves, with an end token or one of the texts.
+
+        Returns (batch,) bool.
+        """
         rows = unpad(rollout.response_ids, rollout.mask)
         before = unpad(rollout.query_ids, rollout.query_mask)
         found = [self.found(row, query) for row, query in zip(rows, before, strict=True)]
@@ -121,7 +124,7 @@ CONTEXT = 4  # tokens that say whether a word follows behind a blank
 # %% ../../nbs/reference/rollouts/sampler.ipynb #9d088710
 @runtime_checkable
 class Sampler(Protocol):
-    """Sample responses: from the policy, an engine, or with an environment between turns.
+    """What samples responses: the policy, an engine, or turns with an environment.
 
     A sampler that keeps weights of its own is a `SyncedSampler`.
     """
@@ -142,7 +145,7 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class SyncedSampler(Sampler, Protocol):
-    "Sample with weights of one's own, which are replaced after each update."
+    "A sampler with weights of its own, which are replaced after each update."
 
     def updated(self, model: nn.Module) -> None:
         "Take over the policy's new weights."
@@ -345,7 +348,10 @@ class SharedSampler:
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #14340552
 def data_parallel(sampler: Sampler, tokens: Tokens) -> Sampler:
-    "Return the sampler itself in one process; in several, one that deals out the prompts."
+    """Deal out prompts where there are several processes.
+
+    Returns a `SharedSampler`, or in one process the sampler itself.
+    """
     if world_size() == 1:
         return sampler
     return SharedSampler(sampler, tokens)

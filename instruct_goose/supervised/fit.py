@@ -18,7 +18,8 @@ from torch import nn, Tensor
 from transformers import PreTrainedModel
 
 from ..config import cosine
-from ..core.checks import check_values, require_trainable, warn_of_lost_steps
+from ..core.checks import check_values
+from ..core.tensor_checks import require_trainable, warn_of_lost_steps
 from ..core.processes import ProgressBar
 from ..core.random import RandomState
 from instruct_goose.core.state import (
@@ -61,7 +62,10 @@ def batches_by_rows(
     batch_size: int,
     seed: int,
 ) -> Iterator[list[int]]:
-    "Use each row as often as any other: what is left of a shuffle begins the next batch."
+    """Yield `batch_size` row numbers at a time, each row as often as any other.
+
+    What is left of a shuffle begins the next batch. Without end.
+    """
     generator = torch.Generator().manual_seed(seed)
     waiting: list[int] = []
     while True:
@@ -98,7 +102,10 @@ def refuse_long_rows(
     model: PreTrainedModel,
     what: str = "text",  # what error messages call a row
 ) -> None:
-    "Raises ValueError naming the first row that is longer than the model's context."
+    """Check that every row fits into the model's context.
+
+    Raises ValueError naming the first row that is longer.
+    """
     context = context_length(model)
     if context is None:
         return
@@ -121,7 +128,10 @@ def fit_state(
     random_now: State,  # of `RandomState`, when the last update was done
     history: Sequence[Log],
 ) -> State:
-    "What the next update depends on, and the log so far."
+    """Collect what the next update of a supervised stage depends on, and its log.
+
+    The log is a column per name, in float64. Tensors are not copied.
+    """
     columns = {}
     for name in history[0]:
         if name != "step":

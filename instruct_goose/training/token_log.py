@@ -120,10 +120,11 @@ def record_tokens(
     rows: int = 4,
     recompute: bool = True,  # also keep what the doctor computes again
 ) -> list[dict]:
-    """Record what an iteration knew of a few responses, token by token, as JSON has it.
+    """Record what an iteration knew of a few responses, token by token, for JSON.
 
-    Each response has its prompt, score, tokens, and QUANTITIES and `held` of each token; `given`
-    says which tokens the policy did not write. The random generators stay as they are.
+    Each response has its prompt, score, tokens, and of each token the columns of `token_columns`,
+    among them `held`; `given` says which tokens the policy did not write. Numbers have four digits.
+    The random generators stay as they are. Raises ValueError for an experience without scores.
     """
     config = trainer.config
     tokenizer = trainer.tokenizer
@@ -194,7 +195,7 @@ def response_notes(
 
 # %% ../../nbs/guides/microscope.ipynb #095132cd
 def four_digits(x: Tensor) -> float | bool | None:
-    "Round a number to four digits; None for NaN and infinity, which JSON does not know."
+    "Round a number to four digits; None for NaN and infinity, which JSON lacks."
     if x.dtype == torch.bool:
         return bool(x)
     return float(f"{x.item():.4g}") if x.isfinite() else None

@@ -20,13 +20,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..config import RLHFConfig
-from instruct_goose.core.checks import (
-    check_values,
-    NotNegative,
-    refuse_if,
-    require_trainable,
-    warn_of_lost_steps,
-)
+from ..core.checks import check_values, NotNegative
+from ..core.tensor_checks import refuse_if, require_trainable, warn_of_lost_steps
 from ..core.processes import full_tensor, rank_slice
 from ..core.state import State
 from ..models.agent import Agent, Evaluation
@@ -87,7 +82,10 @@ def minibatches(
 
 # %% ../../nbs/reference/training/update.ipynb #a047a168
 def micro_batches(batch: Experience, config: RLHFConfig) -> Iterator[Experience]:
-    "Yield this process's rows of a minibatch in pieces, each with the denominator of the whole."
+    """Yield this process's rows of a minibatch in pieces.
+
+    Each has the denominator of the whole minibatch, so that their gradients add up to its.
+    """
     denominator = batch.denominator
     if denominator is None:
         denominator = whole_count(config.aggregation, batch.on_host.mask, config.group_size)
@@ -112,9 +110,9 @@ def aggregation_args(config: RLHFConfig, batch: Experience) -> dict[str, Any]:
 
 # %% ../../nbs/reference/training/update.ipynb #eaab4ad0
 def importance_weights(batch: Experience, config: RLHFConfig) -> Float[Tensor, "batch time"] | None:
-    """Compute π_old/π_sampler of each token within the settings' bounds; None without a cap.
+    """Compute π_old/π_sampler of each token, within the settings' bounds.
 
-    Raises ValueError if the sampler's probabilities are not known.
+    None without a cap. Raises ValueError if the sampler's probabilities are not known.
     """
     if config.importance_cap is None:
         return None
@@ -135,7 +133,10 @@ def importance_weights(batch: Experience, config: RLHFConfig) -> Float[Tensor, "
 
 # %% ../../nbs/reference/training/update.ipynb #3b9dd682
 def loss_args(config: RLHFConfig, ent_coef: float | None = None) -> dict[str, Any]:
-    "Return the arguments of `ppo_loss`; `ent_coef` takes the place of the setting, if it moves."
+    """Return the settings that are arguments of `ppo_loss`.
+
+    `ent_coef` takes the place of the setting where it moves.
+    """
     return {
         "clip": config.clip,
         "clip_high": config.clip_high,
@@ -154,7 +155,8 @@ def kl_penalty(
 ) -> Float[Tensor, "batch time"]:
     """Compute β·k(ℓₜ) of each token, to be added to the loss; by default with k2.
 
-    Raises ValueError without a reference.
+    0 at padding. Raises ValueError for plain k1, whose expected gradient is 0, and without a
+    reference.
     """
     if batch.ref_logprobs is None:
         raise ValueError(NO_REFERENCE.format(beta))
@@ -171,7 +173,7 @@ def total_loss(
     ent_coef: float | None = None,  # None: the setting
     router_coef: float = 0.0,  # c₃, of the routers' auxiliary loss; see `models.experts`
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """Compute L = −L^CLIP + c₁·L^VF − c₂·S, plus β·KL if the KL is charged in the loss.
+    """Compute L = −L^CLIP + c₁·L^VF − c₂·S, plus β·KL if that is charged in the loss.
 
     Of a mixture of experts also + c₃·L^router, weighted by the micro-batch's share of rows.
     Returns L and the parts that `ppo_loss` returns, and the routers' loss, one detached number
@@ -203,7 +205,7 @@ def total_loss(
 
 # %% ../../nbs/reference/training/update.ipynb #3b9dd683
 class MicroBatchTrace(NamedTuple):
-    "Detached numbers of one micro-batch for the log: what it said, lost and asked for."
+    "Detached numbers of one micro-batch, for the log of its optimizer step."
 
     logprobs: Float[Tensor, "batch time"]  # log π before the step
     parts: dict[str, Tensor]  # of the loss, a number each
@@ -350,7 +352,7 @@ def next_learning_rate(schedule: LRScheduler) -> None:
 
 # %% ../../nbs/reference/training/update.ipynb #04e26e6e
 class Coefficients:
-    """β of the KL penalty and c₂ of the entropy bonus, which may move between iterations.
+    """β of the KL penalty and c₂ of the entropy bonus, which may move each iteration.
 
     β moves towards `kl_target`, c₂ acts below `entropy_target`; without those settings both stay.
     """
@@ -362,7 +364,10 @@ class Coefficients:
         self.ent_weight: float | None = None  # of this iteration; None: the setting
 
     def begin(self, experience: Experience) -> None:
-        "Set the weight of the entropy bonus before the first update: 0 above the target."
+        """Set the weight of the entropy bonus before the first update: 0 above the target.
+
+        Raises ValueError for an entropy that is not finite.
+        """
         if self.config.entropy_target is None:
             return
         entropy = masked_mean(experience.entropy, experience.mask).item()
@@ -371,7 +376,10 @@ class Coefficients:
         )
 
     def adapt(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        "Move both after an iteration. Returns what the log says about the entropy bonus."
+        """Move both after an iteration. Returns what the log says about the entropy bonus.
+
+        Raises ValueError for a KL or an entropy that is not finite.
+        """
         config = self.config
         if config.kl_target is not None:
             self.beta = adaptive_beta(self.beta, metrics["kl_to_reference"], config.kl_target)
@@ -388,7 +396,7 @@ class Coefficients:
         return {"beta": self.beta, "ent_coef": self.ent_coef}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        "Raises ValueError for numbers that are no coefficients."
+        "Raise ValueError for numbers that are no coefficients."
         check_values(state, {"beta": NotNegative, "ent_coef": NotNegative})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -401,7 +409,7 @@ class Coefficients:
 def explain_nonfinite(
     agent: nn.Module, ref_model: nn.Module | None, iteration: int
 ) -> Iterator[None]:
-    """Add the iteration and the cause to FloatingPointErrors from inside.
+    """Add the iteration and the cause to FloatingPointErrors raised inside the block.
 
     The cause is the first weight or gradient that is not finite, if there is one.
     """
@@ -417,7 +425,7 @@ def explain_nonfinite(
 
 
 def first_nonfinite(agent: nn.Module, ref_model: nn.Module | None) -> str | None:
-    "Find the first weight or gradient that is not finite, in words; None where all are."
+    "Find the first weight or gradient that is not finite, in words; None: all are."
     tensors: list[tuple[str, Tensor | None]] = []
     for name, p in agent.named_parameters():
         tensors.append((f"the weight {name}", p))
