@@ -83,8 +83,9 @@ def with_lora(
 
     A is random (torch's generator) and B = 0, so that the model begins as it was; A and B alone
     learn (Hu et al. 2021, eq. 3). Experts get adapters of their own where peft has
-    `target_parameters`; left out, they are a LeftOut warning that names their share. Raises ImportError without peft, ValueError for a rank below
-    1, for targets or blocks that are not there, and for a model with adapters.
+    `target_parameters`; left out, they are a LeftOut warning that names their share.
+    Raises ImportError without peft, ValueError for a rank below 1, for targets or blocks that are
+    not there, and for a model with adapters.
     """
     lora_config = require_peft().LoraConfig
     blocks = model.config.get_text_config().num_hidden_layers

@@ -408,6 +408,7 @@ class RewardModelConfig(Supervised):
 
     NOT_TAKEN: ClassVar = {
         "lora_rank": "a reward model learns with all its weights",
+        "lora_experts": "a reward model learns with all its weights",
         "four_bits": "a reward model learns with all its weights",
         "answer_column": ANSWERS_OF_PAIRS,
     }
