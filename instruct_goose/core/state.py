@@ -386,7 +386,9 @@ class StageStore(Protocol):
     def reached(self, done: int, total: int, state: Callable[[], State]) -> None:
         "`done` of `total` steps are whole. `state` can be asked for until the next `update`."
 
-    def after_step(self, done: int, total: int, state: Callable[[], State]) -> None:
+    def after_step(
+        self, done: int, total: int, state: Callable[[], State], is_last: bool = False
+    ) -> None:
         "`done` of `total` steps are done; `state` is asked for where a copy is due."
 
 # %% ../../nbs/reference/core/state.ipynb #a45ea2a3
@@ -401,6 +403,7 @@ FREE_SETTINGS = (  # change no number of a run
     "even_if_worse",
     "track",
     "track_every",
+    "threads",  # a run goes on with those that it had, which its checkpoint knows
 )
 
 # %% ../../nbs/reference/core/state.ipynb #f96e0366

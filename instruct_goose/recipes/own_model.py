@@ -30,7 +30,7 @@ from instruct_goose.core.files import (
     whole_directory,
     write_atomically,
 )
-from ..core.processes import find_device, on_main, world_size
+from ..core.processes import find_device, on_main, require_one_process
 from ..core.random import stage_seed
 from ..data.load import Source
 from ..doctor.rules import read_metrics
@@ -65,6 +65,7 @@ from instruct_goose.recipes.inputs import (
 )
 from instruct_goose.recipes.training import (
     fingerprint_of_prompts,
+    own_loss,
     train_and_report,
     TrainingJob,
 )
@@ -370,7 +371,11 @@ def run_train(
         return {}
     digest = fingerprint_of_prompts([inputs.rows, inputs.held_out, inputs.demos])
     return in_run_directory(
-        config, "train", partial(train_on, config, inputs), {"SHA-256 of the data": digest}
+        config,
+        "train",
+        partial(train_on, config, inputs),
+        {"SHA-256 of the data": digest},
+        **own_loss(inputs.make_trainer),
     )
 
 # %% ../../nbs/learn/23_your_own.ipynb #84cfb266
@@ -448,8 +453,7 @@ def run_supervised(
     Raises, before anything is written, OSError or ValueError for what cannot be used.
     """
     find_device(config.device)
-    if world_size() > 1:
-        raise ValueError(f"{name} runs in one process: start it without torchrun")
+    require_one_process(name)
     place = find_model(config.model)
     tokenizer = own_tokenizer(place)
     rows, held_out = split_held_out(config, tokenizer, read)
