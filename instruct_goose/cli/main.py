@@ -260,7 +260,7 @@ COMMANDS = {
 
 # %% ../../nbs/guides/command_line.ipynb #0f59b51d
 def flag_type(hint: Any) -> Any:
-    "A table's names as a Literal, which the parser lists; other types as they are."
+    "Write a table's names as a Literal, which the parser lists; other types stay."
     if get_origin(hint) in (Union, types.UnionType):
         return Union[tuple(flag_type(option) for option in get_args(hint))]  # noqa: UP007
     if get_origin(hint) is Annotated:
@@ -326,7 +326,7 @@ def with_flags(name: str, about: str, flags: Mapping[str, Flag]) -> type:
 
 # %% ../../nbs/guides/command_line.ipynb #10d02b98
 def values_of(name: str, argv: list[str]) -> list[str]:  # []: the flag is not there
-    "The words behind a flag; the last one counts, as for every flag."
+    "Take the words behind a flag; the last one counts, as for every flag."
     values: list[str] = []
     for i, word in enumerate(argv):
         flag, _, value = word.partition("=")
@@ -344,7 +344,7 @@ def values_of(name: str, argv: list[str]) -> list[str]:  # []: the flag is not t
 
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c3
 def flags(name: str, argv: list[str]) -> type:  # a dataclass for the parser
-    """The flags of a command, with the values of --algorithm and --config as defaults.
+    """Make the flags of a command, with the values of --algorithm and --config as defaults.
 
     Plug-ins run first. Raises OSError or ValueError for a bad --config, for foreign flags, and
     for a resumed run without the plug-ins that it had.
@@ -432,7 +432,7 @@ def more_choices(name: str, known: Mapping[str, Flag]) -> dict[str, Flag]:
 def refuse_foreign(
     argv: list[str], command: Mapping[str, Any], foreign_names: Mapping[str, str]
 ) -> None:
-    """Raises ValueError for flags that the command cannot use, each with what to do instead.
+    """Refuse flags that the command cannot use; raises ValueError with what to do instead.
 
     These are flags with another name here, settings that it refuses, and a list given twice.
     """
@@ -478,7 +478,10 @@ def run_plugins(argv: list[str]) -> None:
 
 # %% ../../nbs/guides/command_line.ipynb #846b78e0
 def foreign(error: BaseException) -> traceback.FrameSummary | None:  # where; None: this package
-    "The place in a user's own code that raised an error; of sys.exit also that in a library."
+    """Find the place in a user's own code that raised an error.
+
+    Of sys.exit also that in a library.
+    """
     last = traceback.extract_tb(error.__traceback__)[-1]
     roots = [
         str(Path(str(sys.modules["instruct_goose"].__file__)).parent),
@@ -498,6 +501,7 @@ class ImpossibleSettings(ValueError):
 # errors that this package raises for its users: their text says all
 OURS = ValueError, OSError, ImportError, RuntimeError, SystemExit, FloatingPointError
 IN_A_SHELL = {  # what a message says in Python: the same as a flag
+    "resume=True": "--resume",
     "columns={'prompt': '…'}": "--prompt-column NAME",
     "columns={'completion': '…'}": "--answer-column NAME",
     "columns={'answer': '…'}": "--answer-column NAME",
@@ -506,7 +510,10 @@ IN_A_SHELL = {  # what a message says in Python: the same as a flag
 
 
 def in_a_sentence(error: BaseException) -> str:
-    "What was raised, of at most 1,500 characters, with its place if it is the user's."
+    """Say what was raised, in at most 1,500 characters.
+
+    With its place if it is the user's, and with flags for what a message says in Python.
+    """
     place = foreign(error)
     module = type(error).__module__
     is_ours = isinstance(error, OURS) or (
@@ -553,7 +560,10 @@ def main(argv: list[str] | None = None) -> None:  # None: what the shell gave
 
 # %% ../../nbs/guides/command_line.ipynb #9b9c639d
 def run_command(argv: list[str]) -> None:
-    "Read the flags and run the command that they name."
+    """Read the flags and run the command that they name.
+
+    Exits with 2 for flags that are none.
+    """
     if argv == ["--version"]:
         print(f"instruct-goose {package_version()}")
         return

@@ -80,7 +80,11 @@ def hints_for(
     names: Mapping[str, str],  # what other libraries call it → what it is here
     known: Collection[str] = (),  # the names that there are
 ) -> str:
-    "Say of each unknown name what it is called here: no argument 'learning_rate': here it is …"
+    """Say of each unknown name what it is called here.
+
+    As in "no argument 'learning_rate': here it is called lr"; a name that nobody knows gets the
+    nearest of `known`. Several hints are joined by semicolons.
+    """
     hints = []
     for name in unknown:
         hint = f"no {what} {name!r}"
@@ -120,7 +124,7 @@ class Limit:
 # %% ../../nbs/reference/core/checks.ipynb #aa284fe6
 @dataclass(eq=False)
 class OneOf:
-    "A name from a table, which is looked at when the setting is."
+    "A name from a table. The table is read when a value is checked, so it may grow."
 
     table: Collection[str]
 
@@ -180,7 +184,10 @@ class Settings:
 
 # %% ../../nbs/reference/core/checks.ipynb #b7adbc19
 def check_values(values: Mapping, hints: Mapping[str, Any]) -> None:
-    "Raises ValueError for the first value that is missing, or not what its annotation says."
+    """Compare values by name with their annotations, given as `hints`.
+
+    Raises ValueError for the first value that is missing, or not what its annotation says.
+    """
     for name, hint in hints.items():
         if name not in values:
             raise ValueError(f"{name} is missing")
@@ -190,9 +197,10 @@ def check_values(values: Mapping, hints: Mapping[str, Any]) -> None:
 
 # %% ../../nbs/reference/core/checks.ipynb #0f4a6ef2
 def value_error(hint: Any, value: object) -> Exception | None:  # None: it is fine
-    """Compare a value with its annotation, and make an error that says what it must be.
+    """Compare a value with its annotation, and make an error saying what it must be.
 
-    The error is a TypeError or a ValueError: the type or the range is wrong.
+    The error is a TypeError or a ValueError: the type or the range is wrong. `hint` is a type, a
+    union, a Literal, a tuple of types, or any of them Annotated with `Limit` and `OneOf`.
     """
     kind = hint
     limits: list[Any] = []
@@ -236,7 +244,10 @@ def _choice_error(choices: Sequence[Any], value: object) -> Exception | None:
 
 # %% ../../nbs/reference/core/checks.ipynb #38f3aac1
 def number_error(kind: type, value: object, limits: list) -> Exception | None:
-    "A bool is no number here, NaN and infinity are in no range, and a whole number is a float."
+    """Compare a value with `int` or `float` and limits, and make an error, or None.
+
+    A bool is no number here, NaN and infinity are in no range, and a whole number is a float.
+    """
     limits_text = ", ".join(map(str, limits))
     accepted = (int, float) if kind is float else int
     if isinstance(value, bool) or not isinstance(value, accepted):
@@ -251,7 +262,10 @@ def number_error(kind: type, value: object, limits: list) -> Exception | None:
 
 
 def tuple_error(hints: tuple, value: object) -> Exception | None:
-    "A tuple has as many parts as its annotation, or any number where that ends in `...`."
+    """Compare a value with the types of a tuple's parts, and make an error, or None.
+
+    It has as many parts as its annotation, or any number where that ends in `...`. A list will do.
+    """
     if not isinstance(value, tuple | list):
         return TypeError("a tuple")
     if Ellipsis in hints:

@@ -38,7 +38,7 @@ _UNSAFE = re.compile(
 
 
 def printable(text: str) -> str:
-    "The text with control characters and marks that turn its direction shown as escapes."
+    "Show control characters, and marks that turn a text's direction, as escapes."
     return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 # %% ../../nbs/reference/core/files.ipynb #afd474bf
@@ -129,7 +129,10 @@ _UNFINISHED = re.compile(r"\.writing-\d+|\.removing-checkpoint-\d{6,}")
 
 
 def remove_unfinished(directory: Path, names: re.Pattern = _UNFINISHED) -> None:
-    "Remove what a killed process was writing; nothing of any other name, and no link."
+    """Remove what a killed process was writing; nothing of another name, and no link.
+
+    A directory that is not there is fine.
+    """
     if not directory.is_dir():
         return
     for path in directory.iterdir():
@@ -149,7 +152,7 @@ def locked(
     directory: Path,
     wait: bool = False,  # for another process to end; False: refuse at once
 ) -> Iterator[None]:
-    """Hold a directory for this process inside the block, or until the process ends in any way.
+    """Hold a directory for this process inside the block, or until the process ends.
 
     Raises BlockingIOError where another process has the directory. Does nothing on Windows and
     on file systems without locks.
@@ -181,7 +184,7 @@ def locked(
 
 
 def close_locks() -> None:
-    """Close the locks in a forked child: they are its parent's, and end with the parent.
+    """Close the locks in a forked child: they are its parent's, and end with it.
 
     Closing a copy does not unlock the directory.
     """
@@ -249,10 +252,10 @@ def read_json(
 
 # %% ../../nbs/reference/core/files.ipynb #1d6509d7
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a JSON file, indented. Whoever reads it sees the old file or the whole new one.
+    """Write a JSON file, indented. A reader sees the old file or the whole new one.
 
-    Raises ValueError for NaN and infinities, which JSON does not have, and OSError, saying what
-    to do, if the file cannot be written.
+    Values that JSON does not have are written as their text. Raises ValueError for NaN and
+    infinities, and OSError, saying what to do, if the file cannot be written.
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str)
     write_atomically(path, text + "\n")
@@ -286,7 +289,7 @@ def json_line(value: Mapping) -> str:
 
 
 def sync_file(path: Path) -> None:
-    "Wait until a file is on the disk itself, where there is one."
+    "Wait until a file is on the disk itself; a file that is not there is fine."
     if not path.exists():
         return
     with path.open("rb+") as file:
@@ -322,7 +325,7 @@ def whole_directory(directory: str | Path) -> Iterator[Path]:
 
 # %% ../../nbs/reference/core/files.ipynb #5890b94e
 def shown_path(path: str | Path) -> str:
-    "Write a path as a user would: from the working directory, where it is below that."
+    "Write a path as a user would: from the working directory, where it is below."
     absolute = Path(path).absolute()
     try:
         return str(absolute.relative_to(Path.cwd()))
@@ -347,7 +350,7 @@ def replace_unprintable() -> None:
 
 # %% ../../nbs/reference/core/files.ipynb #9740d3f0
 def nan_to_none(x: Any) -> Any:
-    "Copy nested values, with None for NaN and infinities."
+    "Copy nested dictionaries and lists, with None for NaN and infinities."
     if isinstance(x, Mapping):
         return {key: nan_to_none(value) for key, value in x.items()}
     if isinstance(x, list | tuple):
@@ -358,7 +361,7 @@ def nan_to_none(x: Any) -> Any:
 
 # %% ../../nbs/reference/core/files.ipynb #0777d8da
 def package_version() -> str:
-    "Read the installed version of instruct_goose; 'unknown' where it is not installed."
+    "Read the installed version of instruct_goose; 'unknown' if it is not installed."
     try:
         return version("instruct_goose")
     except PackageNotFoundError:
@@ -366,7 +369,7 @@ def package_version() -> str:
 
 
 def versions() -> dict[str, str]:
-    "Collect what a run depends on: this package, its libraries, Python and the machine."
+    "Collect what a run depends on, by name: versions of libraries, and the machine."
     result = {"instruct_goose": package_version()}
     for library in ("torch", "transformers", "tokenizers", "safetensors"):
         result[library] = version(library)

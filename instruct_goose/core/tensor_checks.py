@@ -20,7 +20,7 @@ from torch import nn, Tensor
 # %% ../../nbs/reference/core/tensor_checks.ipynb #32dc240e
 @torch.no_grad()
 def require_finite_weights(model: nn.Module) -> None:
-    "Raises FloatingPointError if the last step has made a weight infinite or NaN."
+    "Raise FloatingPointError if the last step has made a weight infinite or NaN."
     weights = [p for p in model.parameters() if p.is_floating_point()]
     norm = torch.nn.utils.get_total_norm(weights, norm_type=math.inf)
     refuse_if(
@@ -32,7 +32,10 @@ def require_finite_weights(model: nn.Module) -> None:
 
 
 def require_trainable(parameters: Iterable[Tensor]) -> None:
-    "Raises ValueError for float16: its NaN would come later, and from nowhere."
+    """Refuse float16 weights that are to learn: their NaN would come from nowhere.
+
+    Raises ValueError, which says in what to load them instead.
+    """
     if any(p.requires_grad and p.dtype == torch.float16 for p in parameters):
         raise ValueError(
             "the weights are float16, and cannot be trained in it: AdamW divides by the root of "
@@ -49,7 +52,7 @@ def share_of_lost_steps(
     parameters: Sequence[Tensor],
     lr: float,  # the size of a step
 ) -> float:
-    """Compute the share of weights in which a step of `lr` is rounded away, from 0 to 1.
+    """Compute the share of weights in which a step of `lr` is rounded away, 0 to 1.
 
     These are weights in half precision whose next number is more than 2·lr away. Of
     w = m·2ᵉ, ½ ≤ |m| < 1, the next number is ε·2ᵉ⁻¹ away. Weights in float32 lose nothing here.
@@ -66,7 +69,7 @@ def share_of_lost_steps(
 
 
 def warn_of_lost_steps(parameters: Sequence[Tensor], lr: float) -> None:
-    "Warn with `LostSteps` if more than half of the weights cannot make a step of `lr`."
+    "Warn with `LostSteps` if more than half of the weights cannot step by `lr`."
     lost = share_of_lost_steps(parameters, lr)
     if lost > 0.5:
         warnings.warn(
@@ -99,7 +102,7 @@ class DeferredChecks:
             failed = torch.stack([is_wrong for is_wrong, _ in checks]).tolist()
             for is_wrong, (_, error) in zip(failed, checks, strict=True):
                 if is_wrong:
-                    raise error()
+                    _raise_or_warn(error())
         finally:
             _deferred.reset(token)
 
@@ -108,7 +111,7 @@ _deferred: ContextVar[DeferredChecks | None] = ContextVar("deferred checks", def
 
 
 def refuse_if(is_wrong: Bool[Tensor, ""], error: Callable[[], Exception]) -> None:
-    """Raise `error()` if `is_wrong`.
+    """Raise `error()` if `is_wrong`; an error that is a Warning is given, and the work goes on.
 
     A number on the CPU is looked at now. Inside `deferred_checks` a number on a GPU is looked at
     when those checks are read.
@@ -117,7 +120,14 @@ def refuse_if(is_wrong: Bool[Tensor, ""], error: Callable[[], Exception]) -> Non
     if checks is not None and is_wrong.is_cuda:
         checks.waiting.append((is_wrong, error))
     elif is_wrong:
-        raise error()
+        _raise_or_warn(error())
+
+
+def _raise_or_warn(error: Exception) -> None:
+    "Raise an error, or give a warning."
+    if not isinstance(error, Warning):
+        raise error
+    warnings.warn(error, stacklevel=4)
 
 
 @contextmanager

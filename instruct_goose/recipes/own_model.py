@@ -106,7 +106,7 @@ class TrainConfig(PlugIns, RLHFConfig, OwnRun):
     track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        "Pairs of settings that cannot be combined, with the fix."
+        "Yield settings that cannot be combined, with what each must be."
         yield from RLHFConfig.conflicts(self)
         yield from OwnRun.conflicts(self)
         if self.eval_every is not None and self.eval_data is None:
@@ -199,7 +199,10 @@ def prompt_lengths(
 def train_on(
     config: TrainConfig, inputs: RunInputs, out: Path, manager: CheckpointManager
 ) -> dict:  # the summary
-    "Train on the inputs with SFT and RL, and report."
+    """Train on the inputs with SFT and RL, and report.
+
+    Writes sft/, policy/, samples.md, plots and the log into `out`. Raises what the trainer raises.
+    """
     files = input_digests(config)  # before a reward can change the working directory
     torch.manual_seed(config.seed)
     model = own_model(inputs.place, config)
@@ -239,13 +242,14 @@ def show_results(summary: dict, n_shown: int, out: Path) -> None:
     kind = "training" if "training_reward" in summary else "held_out"
     reward_mean = summary[f"{kind}_reward"]
     samples = (out / "samples.md").read_text("utf-8").splitlines()
+    kl = summary["last"].get("kl_to_reference")
+    shown_kl = "" if kl is None else f"KL {kl:.2f} nats a response. "
     print("\n".join(samples[2:12]))
     print(
         f"\nReward on {n_shown} {kind.replace('_', '-')} prompts: "
-        f"{reward_mean['before']:.3f} → {reward_mean['after']:.3f}, "
-        f"KL {summary['last']['kl_to_reference']:.2f} nats a response. "
-        f"{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and samples: "
-        f"{shown_path(out)}"
+        f"{reward_mean['before']:.3f} → {reward_mean['after']:.3f}. "
+        f"{shown_kl}{summary['cpu_seconds']:.0f} CPU-seconds. Policy, log, checkpoints and "
+        f"samples: {shown_path(out)}"
     )
 
 
@@ -255,7 +259,10 @@ def learnt_ends(
     rows: Sequence[dict],
     side: str,  # the column of the answers
 ) -> list[int]:
-    "What ends a response of a model that has learnt these rows: its own ends, and theirs."
+    """Collect what ends a response of a model that has learnt these rows.
+
+    Its own ends, and those that the chat template writes after the answers.
+    """
     some = rows[:100]  # a template writes the same end everywhere
     rendered = Renderer(tokenizer).rows(
         [row["prompt"] for row in some],
@@ -269,7 +276,7 @@ def learnt_ends(
 
 
 def ends_text(place: str, tokenizer: PreTrainedTokenizerBase) -> str:  # a line of a plan
-    "What ends a response of a model, as text and as ids. No weight is read."
+    "Say what ends a response of a model, as text and as ids. No weight is read."
     ids = configured_eos_ids(load_config(place), load_generation_config(place), tokenizer)
     ends = [f"{tokenizer.convert_ids_to_tokens(token)} ({token})" for token in ids]
     return f"a response ends with {' or '.join(ends)}"
@@ -278,7 +285,7 @@ def ends_text(place: str, tokenizer: PreTrainedTokenizerBase) -> str:  # a line 
 def learn_demos(
     config: TrainConfig, model: PreTrainedModel, inputs: RunInputs, manager: CheckpointManager
 ) -> None:
-    "SFT of the model, in place, on the demonstrations."
+    "Teach the model the demonstrations by SFT, in place."
     train_lm(
         model,
         inputs.tokenizer,
@@ -294,7 +301,7 @@ def learn_demos(
 
 # %% ../../nbs/learn/23_your_own.ipynb #8c02f99a
 def plan(config: TrainConfig, inputs: RunInputs) -> str:
-    "Describe settings, data, memory, and what the run will do."
+    "Describe settings, data and memory, and what the run will do."
     lengths = inputs.lengths
     groups = config.batch_size // config.group_size
     passes = config.steps * groups / len(inputs.rows)
@@ -328,7 +335,7 @@ def plan(config: TrainConfig, inputs: RunInputs) -> str:
 
 
 def memory_of_run(config: TrainConfig, inputs: RunInputs) -> str:  # a table
-    "Estimate the memory of the run."
+    "Estimate the memory of the run, part by part."
     longest = max(inputs.lengths)
     width = longest + config.max_new_tokens
     minibatch = -(-config.batch_size // config.minibatches)  # rounded up
@@ -350,7 +357,7 @@ def memory_of_run(config: TrainConfig, inputs: RunInputs) -> str:  # a table
 
 
 def plan_text(config: OwnRun, lines: Sequence[str]) -> str:
-    "A plan: the settings as YAML, what is done, and where it is written."
+    "Write a plan: the settings as YAML, what is done, and where it is written."
     place = config.output_dir or "a fresh directory under runs/"
     settings = ["# settings, as --config reads them", as_yaml(config), ""]
     return "\n".join([*settings, *lines, f"written to: {place}"])
@@ -360,7 +367,7 @@ def run_train(
     config: TrainConfig,
     rewards: Sequence | None = None,  # functions, in place of those that the config names
 ) -> dict:  # the summary; {} after a dry run
-    """Train with RL, after SFT where there are demonstrations; or do the rest of a run.
+    """Train with RL, after SFT where there are demonstrations; or the rest of a run.
 
     Everything is written to a directory. Raises, before anything is written, OSError or
     ValueError for what cannot be used.
@@ -502,7 +509,10 @@ def stage_inputs(
     out: Path,
     manager: CheckpointManager,
 ) -> StageInputs:
-    "Load the model, cut the log to where the stage was left, and collect the options of `fit`."
+    """Load the model, cut the log to where the stage was left, and collect `options`.
+
+    Those are the options of `fit`. `name` is the stage's.
+    """
     rows, held_out = data
     seed = stage_seed(config.seed, name)
     torch.manual_seed(seed)
@@ -531,9 +541,10 @@ def stage_inputs(
 def split_held_out(
     config: Supervised, tokenizer: PreTrainedTokenizerBase, read: ReadRows
 ) -> tuple[list, list]:  # rows to learn from, and to judge by
-    """Read the rows, and hold a share of them out, unless eval_data is a file of such rows.
+    """Read the rows, and hold a share of them out.
 
-    Every n-th row is held out, n = 1 / config.held_out, if any are left to learn from.
+    Unless eval_data is a file of such rows. Every n-th row is held out, n = 1 / config.held_out, if
+    any are left to learn from. Raises as `read`.
     """
     rows = read(source_of(config), tokenizer, config)
     if config.eval_data:
@@ -555,7 +566,10 @@ def answer_columns(config: Supervised) -> dict[str, str | None]:
 def read_answers(
     source: Source, tokenizer: PreTrainedTokenizerBase, config: Supervised
 ) -> list[dict]:
-    "Demonstrations, with the settings' names of columns."
+    """Read demonstrations, by the settings' names of columns.
+
+    Raises as `read_demos`.
+    """
     arguments = arguments_in(config.template_kwargs)
     return read_demos(source, tokenizer, answer_columns(config), arguments=arguments)
 
@@ -563,7 +577,10 @@ def read_answers(
 def read_labelled_answers(
     source: Source, tokenizer: PreTrainedTokenizerBase, config: Supervised
 ) -> list[dict]:
-    "Answers that are labelled good or bad."
+    """Read answers that are labelled good or bad.
+
+    Raises as `read_demos`.
+    """
     arguments = arguments_in(config.template_kwargs)
     return read_demos(source, tokenizer, answer_columns(config), True, arguments)
 
@@ -571,7 +588,10 @@ def read_labelled_answers(
 def read_pairs(
     source: Source, tokenizer: PreTrainedTokenizerBase, config: Supervised
 ) -> list[dict]:
-    "Pairs of answers of which the first is preferred."
+    """Read pairs of answers of which the first is preferred.
+
+    Raises as `read_preferences`.
+    """
     arguments = arguments_in(config.template_kwargs)
     columns = {"prompt": config.prompt_column}
     return read_preferences(source, tokenizer, columns, arguments=arguments)
@@ -580,7 +600,10 @@ def read_pairs(
 def read_pairs_with_margins(
     source: Source, tokenizer: PreTrainedTokenizerBase, config: Supervised
 ) -> list[dict]:
-    "Pairs of answers of which the first is preferred, perhaps by a margin."
+    """Read pairs of answers of which the first is preferred, perhaps by a margin.
+
+    Raises as `read_preferences`.
+    """
     arguments = arguments_in(config.template_kwargs)
     return read_preferences(source, tokenizer, {"prompt": config.prompt_column}, True, arguments)
 
@@ -664,10 +687,10 @@ def run_dpo(config: DPOConfig) -> dict:  # the summary
 
 
 def run_kto(config: KTOConfig) -> dict:  # the summary
-    """Train a model on answers labelled good or bad by KTO. Raises as `run_supervised`.
+    """Train a model on answers labelled good or bad by KTO.
 
     The reference is the model as it was. margin is how much the held-out answers have moved the
-    way of their labels, in nats.
+    way of their labels, in nats. Raises as `run_supervised`.
     """
 
     def work(inputs: StageInputs) -> tuple[list[Log], dict[str, float]]:
@@ -702,7 +725,10 @@ def log_ratios(
     reference: PreTrainedModel,
     column: str,  # of the held-out answers
 ) -> list[float]:  # nats
-    "log π(answer) − log π_ref(answer) of each held-out answer of a column."
+    """Compute log π(answer) − log π_ref(answer) of each held-out answer of a column.
+
+    Without gradient; rows one by one.
+    """
     prompts = [row["prompt"] for row in inputs.held_out]
     answers = [row[column] for row in inputs.held_out]
     columns = [template_columns(row) for row in inputs.held_out]
