@@ -247,7 +247,16 @@ def bias_warnings(config: "RLHFConfig") -> Iterator[str]:
             f"kl_estimator={estimator!r} in the reward is biased: a reward has no gradient of its "
             "own, and k1 then pulls as the KL does. Take k1 (or None), or kl_placement='loss'"
         )
-    if config.kl_placement == "loss" and config.kl_gradient == "plain" and config.epochs > 2:
+    in_loss = config.kl_placement == "loss"
+    estimator = config.kl_estimator or "k2"
+    by_itself = config.kl_gradient in ("plain", "ratio")
+    if in_loss and by_itself and not ESTIMATORS[estimator].right_with_ratio:
+        yield (
+            f"kl_estimator={estimator!r} in the loss is biased: its mean is not the KL, nor its "
+            "gradient that of the KL, with kl_gradient='ratio' neither. Take k2 or k3, or "
+            "kl_gradient='straight_through'"
+        )
+    if in_loss and config.kl_gradient == "plain" and config.epochs > 2:
         yield (
             f"kl_gradient='plain' with epochs={config.epochs} is biased: after the first step the "
             "tokens are the old policy's, and their mean is not the KL of the new one. Take "

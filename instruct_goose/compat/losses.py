@@ -60,7 +60,9 @@ def gmpo_held(x: SurrogateInputs) -> dict[str, Tensor]:
     return {"low": too_low, "high": too_high}
 
 
-SURROGATES["gmpo"] = Surrogate(gmpo, gmpo_held)
+SURROGATES["gmpo"] = Surrogate(
+    gmpo, gmpo_held, clip_text=lambda clip, high: f"log ρ in [{-clip:g}, {high:g}]"
+)
 
 # %% ../../nbs/guides/more_losses.ipynb #b2975629
 def vespo(x: SurrogateInputs) -> Tensor:

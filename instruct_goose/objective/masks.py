@@ -238,8 +238,8 @@ def whiten(
     eps: int | float = 1e-8,  # added to the variance
 ) -> Float[Tensor, "*shape"]:  # mean 0, variance 1; 0 at padding
     """(x − x̄) / √(var + ϵ), with the unbiased variance. All-equal x gives 0, and so does a
-    spread beyond 1e19, whose square is not a float32. Raises ValueError if the shapes
-    differ, and for fewer than two tokens."""
+    spread beyond 1e19, whose square is not a float32; with shift_mean=False both give the
+    mean. Raises ValueError if the shapes differ, and for fewer than two tokens."""
     mean, var = masked_mean(x, mask), masked_var(x, mask)
     centred = wide(torch.where(mask, x, 0)) - mean
     equal = x.where(mask, -torch.inf).max() == x.where(mask, torch.inf).min()

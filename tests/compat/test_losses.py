@@ -13,7 +13,7 @@ from instruct_goose import RLHFConfig
 from instruct_goose.config import BiasedSettings
 from instruct_goose.objective.advantages import ADVANTAGES, estimate_advantages
 from instruct_goose.objective.group import PRESET_SOURCES, PRESETS, preset_table
-from instruct_goose.objective.kl import ESTIMATORS, token_kl
+from instruct_goose.objective.kl import ESTIMATORS, kl_in_loss, token_kl
 from instruct_goose.objective.masks import AGGREGATES
 from instruct_goose.objective.policy_loss import SURROGATES, held_shares
 from instruct_goose.objective.ppo import ppo_loss
@@ -191,3 +191,37 @@ def test_what_the_settings_say():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         RLHFConfig(kl_estimator="k1")
+
+
+def test_the_kl_of_abs_in_the_loss_is_biased_with_the_ratio_too_and_the_settings_say_so():
+    "Over all tokens of two distributions, by hand: ∇E_π[|ℓ|] is not ∇KL, straight through it is k2's."
+    theta = f64([0.4, -0.3, 0.9]).requires_grad_()
+    log_pi = theta.log_softmax(-1)
+    log_old = f64([0.5, 0.2, 0.3]).log()
+    log_ref = f64([0.2, 0.5, 0.3]).log()
+    pi, ell = log_pi.exp().detach(), (log_pi - log_ref).detach()
+    of_kl = pi * (ell - (pi * ell).sum())
+    # ∂π_b/∂θ_a = π_b(1[a=b] − π_a); |ℓ| itself has the gradient sign(ℓ)·(1[a=b] − π_a)
+    weight = pi * (ell.abs() + ell.sign())
+    of_abs = weight - pi * weight.sum()
+    for straight, expected in ((False, of_abs), (True, of_kl)):
+        kl = kl_in_loss(log_pi[None], log_ref[None], None, 1.0, "abs", log_old[None], straight)
+        mean = (log_old.exp() * kl[0]).sum()
+        close(torch.autograd.grad(mean, theta, retain_graph=True)[0], expected)
+    assert (of_abs - of_kl).abs().max() > 0.04
+    for options in (dict(kl_gradient="plain"), dict(kl_gradient="ratio")):
+        with pytest.warns(BiasedSettings, match="kl_estimator='abs' in the loss is biased"):
+            RLHFConfig(kl_estimator="abs", kl_placement="loss", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RLHFConfig(kl_estimator="abs", kl_placement="loss", kl_gradient="straight_through")
+        for name in ("k2", "k3"):
+            RLHFConfig(kl_estimator=name, kl_placement="loss", kl_gradient="ratio")
+
+
+def test_the_table_says_that_gmpo_bounds_the_logarithm_of_the_ratio():
+    "A token is cut where log ρ > .4, that is ρ > 1.49, and not at ρ = 1.41."
+    assert "| gmpo | token | gmpo, log ρ in [-0.4, 0.4] |" in preset_table()
+    ratio, mask = f64([[1.41, 1.48, 1.5]]), torch.ones(1, 3, dtype=torch.bool)
+    shares = held_shares("gmpo", ratio, torch.ones_like(ratio), mask, 0.4)
+    assert shares["clip_fraction_high"].item() == pytest.approx(1 / 3)
