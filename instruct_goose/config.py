@@ -75,9 +75,9 @@ FOREIGN_NAMES = {
     "drop_flat": "drop_flat_groups",
     "vllm_importance_sampling_cap": "importance_cap",
     "vllm_importance_sampling_mode": "importance_level and importance_beyond",
-    "off_policy_mask_threshold": "importance_cap, with importance_level='sequence' and "
-    "importance_beyond='drop'",
-    "top_entropy_quantile": "nothing: all tokens are learnt from",
+    "off_policy_mask_threshold": "surrogate='sequence_masked' of instruct_goose.compat.losses, "
+    "with surrogate_settings={'max_kl': …}",
+    "top_entropy_quantile": "an advantage that high_entropy of instruct_goose.compat.losses makes",
     "top_p": "nothing: the loss needs tokens from the whole distribution",
     "multi_objective_aggregation": "reward_weighting, 'raw' or 'scaled'",
     "use_score_scaling": "reward_scaling='running'",

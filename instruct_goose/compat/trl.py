@@ -790,6 +790,7 @@ def _carry_objective(asked: TRLArguments, ours: dict[str, Any]) -> None:
         ours["surrogate_settings"] = own
         asked.carried |= {name for name in OF_LOSSES if name.startswith(loss)}
     _carry_clips(asked, ours, loss)
+    _carry_masks(asked, ours, loss)
     if ours["ent_coef"] and ours["aggregation"] != "token_mean":
         asked.notes["entropy_coef"] = (
             f"TRL's bonus is a mean over tokens, here it follows {ours['aggregation']}"
@@ -828,6 +829,34 @@ def _carry_clips(asked: TRLArguments, ours: dict[str, Any], loss: str) -> None:
             asked.notes[name] = f"no effect with loss_type={loss!r}, in TRL too"
     if loss == "cispo" and "epsilon" in asked.set and above is not None:
         asked.notes["epsilon"] = "no effect with loss_type='cispo', in TRL too"
+
+
+def _carry_masks(asked: TRLArguments, ours: dict[str, Any], loss: str) -> None:
+    "DeepSeek-V3.2's mask of responses and that of tokens by entropy: of the plug-in of losses."
+    asked.carried |= {"off_policy_mask_threshold", "top_entropy_quantile"}
+    threshold = asked.value("off_policy_mask_threshold")
+    share = asked.value("top_entropy_quantile", 1.0)
+    if threshold is None and share == 1:
+        return
+    import instruct_goose.compat.losses  # noqa: F401  adds its entries to the tables
+
+    if threshold is not None and loss in CLIPPED:
+        ours["surrogate"] = "sequence_masked"
+        ours["surrogate_settings"] = {"max_kl": threshold}
+        if asked.value("use_vllm"):
+            asked.notes["off_policy_mask_threshold"] = (
+                "TRL compares with the sampler's log-probabilities, here it is the policy before "
+                "the update"
+            )
+    elif threshold is not None:
+        asked.refuse("off_policy_mask_threshold", f"a loss_type among {', '.join(CLIPPED)}")
+    if share < 1 and (share, ours["advantage"]) == (0.2, "group_mean_std"):
+        ours["advantage"] = "group_mean_std_high_entropy"
+    elif share < 1:
+        asked.refuse(
+            "top_entropy_quantile",
+            "an entry in ADVANTAGES made by high_entropy of instruct_goose.compat.losses",
+        )
 
 
 def _carry_sampler_weights(asked: TRLArguments, ours: dict[str, Any]) -> None:

@@ -68,7 +68,15 @@ def update_meters(
     return dict(
         approx_kl=masked_mean(k3, mask),
         **held_shares(
-            surrogate, ratio, advantages, mask, clip, clip_high, dual_clip, surrogate_settings
+            surrogate,
+            ratio,
+            advantages,
+            mask,
+            clip,
+            clip_high,
+            dual_clip,
+            surrogate_settings,
+            logprobs,
         ),
         ratio_mean=masked_mean(ratio, mask),
         ratio_std=masked_var(ratio, mask, unbiased=False).sqrt(),

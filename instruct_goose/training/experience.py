@@ -355,6 +355,7 @@ def raw_advantages(
     rollout: Rollout,
     rewards: Float[Tensor, "batch time"],
     values: Float[Tensor, "batch time"] | None,
+    entropy: Float[Tensor, "batch time"],  # of π_old
     config: RLHFConfig,
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"] | None]:
     "Estimate Âₜ before whitening, and R̂ₜ where values are learnt, as the settings say."
@@ -368,6 +369,7 @@ def raw_advantages(
         group_ddof=config.group_ddof,
         gamma=config.gamma,
         lam=config.lam,
+        entropy=entropy,
     )
 
 
@@ -397,7 +399,7 @@ def make_experience(
         config.kl_estimator or "k1",
         token_scores,
     )
-    advantages, returns = raw_advantages(rollout, rewards, notes.values, config)
+    advantages, returns = raw_advantages(rollout, rewards, notes.values, notes.entropy, config)
     if config.whiten_advantages and rollout.on_host.mask.sum() > 1:
         advantages = whiten(advantages, rollout.mask)
     require_finite(rollout, {"rewards": rewards, "returns": returns, "advantages": advantages})

@@ -6,6 +6,7 @@ Of the installed TRL; where there is none, of the record that `trl_fields.py` ma
 import dataclasses
 import inspect
 import json
+import sys
 import warnings
 from importlib.util import find_spec
 
@@ -22,13 +23,30 @@ from instruct_goose.compat.trl import (
     sft_from_trl,
 )
 from instruct_goose.config import BiasedSettings, RLHFConfig
-from instruct_goose.objective.kl import KL_GRADIENTS
-from instruct_goose.objective.masks import aggregate
-from instruct_goose.objective.policy_loss import policy_loss
+from instruct_goose.objective.advantages import ADVANTAGES
+from instruct_goose.objective.group import PRESET_SOURCES, PRESETS
+from instruct_goose.objective.kl import ESTIMATORS, KL_GRADIENTS
+from instruct_goose.objective.masks import AGGREGATES, aggregate
+from instruct_goose.objective.policy_loss import SURROGATES, policy_loss
 from instruct_goose.supervised.dpo import train_dpo
 from instruct_goose.supervised.fit import fit
 from instruct_goose.supervised.reward_model_training import train_reward_model
 from instruct_goose.supervised.sft import train_lm
+
+TABLES = (SURROGATES, ADVANTAGES, AGGREGATES, ESTIMATORS, PRESETS, PRESET_SOURCES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tables_stay():
+    "What the plug-in of losses adds to the tables is taken out again."
+    before = [dict(table) for table in TABLES]
+    sys.modules.pop("instruct_goose.compat.losses", None)
+    yield
+    sys.modules.pop("instruct_goose.compat.losses", None)
+    for table, old in zip(TABLES, before, strict=True):
+        table.clear()
+        table.update(old)
+
 
 TRANSLATE = {
     "GRPOConfig": config_from_trl,
@@ -73,6 +91,8 @@ OTHER = {
     "steps_per_generation": 2,
     "weight_decay": 0.1,
     "top_p": 0.9,
+    "off_policy_mask_threshold": 0.5,
+    "top_entropy_quantile": 0.5,
 }
 CHANGES_NOTHING = {  # of a result, whatever it is
     "gradient_checkpointing": "memory against time",
@@ -242,6 +262,11 @@ def test_the_kl_of_trl_is_multiplied_by_the_ratio_unless_somebody_says_otherwise
             dict(aggregation="sequence_total", ratio_level="sequence", surrogate="min"),
         ),
         (dict(epsilon_high=0.28, delta=3.0), dict(clip=0.2, clip_high=0.28, dual_clip=3.0)),
+        (
+            dict(off_policy_mask_threshold=0.4),
+            dict(surrogate="sequence_masked", surrogate_settings={"max_kl": 0.4}),
+        ),
+        (dict(top_entropy_quantile=0.2), dict(advantage="group_mean_std_high_entropy")),
     ],
     ids=str,
 )
@@ -299,6 +324,8 @@ def test_an_rloo_config_by_hand():
         dict(repetition_penalty=1.1),
         dict(delta=1.1),
         dict(entropy_coef_max=0.5, use_adaptive_entropy=True),
+        dict(top_entropy_quantile=0.5),
+        dict(off_policy_mask_threshold=0.5, loss_type="sapo"),
     ],
     ids=str,
 )
