@@ -202,10 +202,10 @@ def updates_with(change):
     "A trainer that changes each minibatch before the update."
 
     class Broken(RLHFTrainer):
-        def update(self, batch, first=False):
-            self.made = 0 if first else self.made + 1
+        def update(self, batch, is_first=False):
+            self.made = 0 if is_first else self.made + 1
             change(self, batch)
-            return super().update(batch, first)
+            return super().update(batch, is_first)
 
     return Broken
 

@@ -128,7 +128,10 @@ Conflict = tuple[str, str]  # a setting, and what it must be
 
 
 def setting_conflicts(config: "RLHFConfig") -> Iterator[Conflict]:
-    "Yield settings that are legal one by one and make no sense together, with what each must be."
+    """Yield settings that are legal one by one and make no sense together.
+
+    Each as its name and what it must be.
+    """
     yield from _size_conflicts(config)
     yield from _objective_conflicts(config)
     yield from _reward_conflicts(config)
@@ -360,6 +363,8 @@ class RLHFConfig(Settings):
     ent_coef: NotNegative = 0.0  # weight of the entropy bonus; with entropy_target the first one
     entropy_target: Positive | None = None  # nats per token below which the bonus acts; None: ever
     entropy_step: Positive = 0.005  # how far ent_coef moves per iteration with entropy_target
+    router_aux_loss_coef: NotNegative | None = None
+    "weight of the load-balancing loss of a mixture of experts; None: as the model's configuration"
     aggregation: Aggregation = "token_mean"
     "what the loss averages; sequence_sum divides by rows and max_new_tokens"
     importance_cap: Positive | None = None  # of the weights π_old/π_sampler; None: no weights
@@ -409,7 +414,7 @@ class RLHFConfig(Settings):
 
     @property
     def algorithm(self) -> str:
-        'Name the preset that these settings are, sizes apart; "custom" if they are none.'
+        """The preset that these settings are, sizes apart; "custom" if they are none."""
         own = asdict(self)
         for name, preset in PRESETS.items():
             dials = {setting for setting in preset if setting not in SIZES}
@@ -419,12 +424,18 @@ class RLHFConfig(Settings):
 
     @property
     def in_pieces(self) -> bool:
-        "Whether minibatches are cut into micro-batches."
+        "Are minibatches cut into micro-batches?"
         return self.micro_batch_size is not None or self.micro_batch_tokens is not None
 
     @property
+    def needs_reference(self) -> bool:
+        "Whether a setting asks for the KL to the reference: its price, a target, a limit."
+        asks = (self.kl_target, self.max_kl_to_reference, self.ref_every)
+        return self.beta > 0 or any(setting is not None for setting in asks)
+
+    @property
     def needs(self) -> str | None:
-        "What the advantage compares with: 'values', 'group', 'greedy' response; None: nothing."
+        "What the advantage needs: 'values', 'group', a 'greedy' response; None: nothing."
         return ADVANTAGES[self.advantage].needs
 
     def __post_init__(self):

@@ -1021,10 +1021,10 @@ def step(
     responses: Sequence[Int[Tensor, "_"]],  # what was sampled, the end token included
     scores: Sequence[Tensor | int | float],  # one per response
 ) -> dict[str, float | int | None]:  # metrics
-    """Do what TRL 0.11's PPOTrainer.step does, on responses made elsewhere by the present policy.
+    """Do what TRL 0.11's PPOTrainer.step does, on responses made elsewhere.
 
-    That is: rewards, advantages and optimizer steps. Raises ValueError for lists of different
-    lengths, and as `RLHFTrainer.advantages` and `optimize` do.
+    The present policy made them. It is given rewards, advantages and optimizer steps. Raises
+    ValueError for lists of different lengths, and as `RLHFTrainer.advantages` and `optimize` do.
     """
     if not len(queries) == len(responses) == len(scores):
         raise ValueError(

@@ -47,13 +47,19 @@ class BadRow(ValueError):
 
 # %% ../../nbs/reference/data/files.ipynb #e108ff66
 def read_lines(path: str) -> Iterator[str]:
-    "Yield the lines of a file; a byte that is not UTF-8 becomes half a surrogate pair."
+    """Yield the lines of a file, without a byte-order mark.
+
+    A byte that is not UTF-8 becomes half a surrogate pair, which `check_text` refuses.
+    """
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
         yield from file
 
 
 def check_text(where: str, text: str) -> None:
-    "Raise BadRow for a byte that was not UTF-8, and for half a surrogate pair."
+    """Check that a text was UTF-8 when it was read.
+
+    Raises BadRow for a byte that was not, and for half a surrogate pair.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as e:
@@ -70,7 +76,10 @@ LocatedRow = tuple[str, object]  # where a row stands, and the row, or the BadRo
 
 
 def read_jsonl(path: str) -> Iterator[LocatedRow]:
-    "Yield one JSON value a line; blank lines are left out."
+    """Yield one JSON value a line; blank lines are left out.
+
+    A line that is not JSON is yielded as the BadRow for it.
+    """
     for number, line in enumerate(read_lines(path), 1):
         where = f"{path}, line {number}"
         if not line.strip():
@@ -106,7 +115,7 @@ def read_array(path: str) -> Iterator[LocatedRow]:
 
 # %% ../../nbs/reference/data/files.ipynb #e6b38a0a
 def is_json_lines(path: str) -> bool:
-    "Whether a file holds objects line by line, rather than an array."
+    "Does a file hold objects line by line, rather than an array?"
     for line in read_lines(path):
         if line.strip():
             return line.strip().startswith("{")

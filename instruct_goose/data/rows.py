@@ -25,7 +25,7 @@ def render(
     where: str,
     ask: bool,  # with the words that begin the answer
 ) -> str:
-    """Render a conversation as text, without a beginning that the tokenizer would write again.
+    """Render a conversation as text, without the beginning that a tokenizer adds.
 
     Raises ValueError without a chat template; BadRow where the template refuses the conversation.
     """
@@ -201,7 +201,10 @@ def pair_margin(row: object, where: str) -> float | None:  # None: it has none
 
 
 def refuse_tie(pair: dict, where: str) -> dict:
-    "Return the pair. Raises BadRow if both responses are the same."
+    """Return the pair, if its responses differ.
+
+    Raises BadRow if they are the same.
+    """
     if pair["chosen"] == pair["rejected"]:
         raise BadRow(
             "tie",
@@ -215,7 +218,10 @@ def refuse_tie(pair: dict, where: str) -> dict:
 def pair_columns(
     row: object, where: str, columns: Mapping[str, str]
 ) -> tuple[object, object, object]:
-    "Take prompt (or None), chosen and rejected out of a row. Raises BadRow where one is missing."
+    """Take prompt (or None), chosen and rejected out of a row.
+
+    Raises BadRow where one of the two is missing.
+    """
     if isinstance(row, list | tuple) and len(row) == 2:
         chosen, rejected = row
         return None, chosen, rejected
@@ -279,7 +285,7 @@ def shared_opening(
     rejected: list[dict],
     where: str,
 ) -> list[dict]:
-    """Find the turns before both responses: given, or what the two conversations share.
+    """Find the turns before both responses: given, or shared by the conversations.
 
     Raises BadRow where there are none, or where the prompt is not among them.
     """
@@ -311,12 +317,15 @@ def shared_opening(
 
 # %% ../../nbs/reference/data/rows.ipynb #08a78f1a
 def is_turns(value: object) -> TypeGuard[list | tuple]:
-    "Whether it is a conversation rather than a text."
+    "Is it a conversation, rather than a text?"
     return isinstance(value, list | tuple)
 
 
 def require_object(row: object, where: str) -> Mapping:
-    "Return the row. Raises BadRow if it has no named columns."
+    """Return the row, if it has named columns.
+
+    Raises BadRow if it has not.
+    """
     if not isinstance(row, Mapping):
         raise BadRow(
             "shape",
@@ -327,7 +336,10 @@ def require_object(row: object, where: str) -> Mapping:
 
 # %% ../../nbs/reference/data/rows.ipynb #aaa34003
 def read_column(row: Mapping, name: str, where: str, columns: Mapping[str, str]) -> object:
-    "Read what a row holds under our name for a column. Raises BadRow without one."
+    """Read what a row holds under our name for a column.
+
+    `columns` translates it to the file's. Raises BadRow where there is none.
+    """
     theirs = columns.get(name, name)
     if theirs in row:
         return row[theirs]
@@ -345,7 +357,10 @@ def require_text(
     where: str,
     blank: bool = False,  # it may be empty
 ) -> str:
-    "Return a text. Raises BadRow for what is no text, is empty, or is no UTF-8."
+    """Return a text, if it is one.
+
+    Raises BadRow for what is no text, is empty unless it may be, or is not UTF-8.
+    """
     if not isinstance(value, str):
         reason = "empty" if value is None else "type"
         raise BadRow(reason, where, f"{name} is {shorten(value)}, expected text")

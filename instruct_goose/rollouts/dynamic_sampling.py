@@ -30,11 +30,12 @@ def resample_flat_groups(
     score: Callable[[Rollout], Tensor],
     take_prompts: Callable[[int], list] | None = None,  # new prompts; None: the same ones again
 ) -> Rollout:
-    """Replace or drop groups whose responses all score the same: they carry no gradient.
+    """Replace or drop groups whose responses all score the same: they teach nothing.
 
-    Flat groups are replaced up to `max_redraws` times. With `drop_flat_groups` those that are
+    Flat groups are replaced up to `max_redraws` times, by other responses to the same prompts or,
+    with `take_prompts`, to new ones; `score` judges them. With `drop_flat_groups` those that are
     still flat are left out, unless all are. `rollout.drawn` counts them (DAPO, 2503.14476,
-    eq. 11).
+    eq. 11). The rollout given stays as it is. Raises ValueError for a rollout without scores.
     """
     size = config.group_size
     current = rollout

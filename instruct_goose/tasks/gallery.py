@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['BUGS', 'WORLD', 'RUN', 'HEALTHY', 'replaced', 'Bug', 'with_scores', 'OtherDiscount', 'PaddingInTheMask',
-           'SampledCold', 'shifted', 'columns', 'left_padded', 'DropoutOn', 'OldAfterTheStep', 'OldWithGradient',
-           'swapped', 'ValuesStandStill', 'compared_beyond_the_end', 'NoValueMask', 'RewardAfterTheEnd',
-           'WhitenedOverPadding', 'in_training_mode', 'last_column', 'OnePrompt', 'PermutedTokenizer', 'top_k', 'top_p',
-           'ReferenceAtAnotherTemperature', 'undivided', 'EntropySign', 'ZeroGradForgotten', 'World', 'gallery_config',
-           'only_measure', 'without_guards', 'train_with', 'run_bug', 'run_healthy', 'stopped_by', 'to_columns',
-           'to_metrics', 'padding_effect']
+           'SampledCold', 'shifted', 'counted_columns', 'without_position_ids', 'DropoutOn', 'OldAfterTheStep',
+           'OldWithGradient', 'swapped', 'ValuesStandStill', 'compared_beyond_the_end', 'NoValueMask',
+           'RewardAfterTheEnd', 'WhitenedOverPadding', 'in_training_mode', 'last_column', 'OnePrompt',
+           'PermutedTokenizer', 'top_k', 'top_p', 'ReferenceAtAnotherTemperature', 'undivided', 'EntropySign',
+           'ZeroGradForgotten', 'World', 'gallery_config', 'only_measure', 'without_guards', 'train_with', 'run_bug',
+           'run_healthy', 'stopped_by', 'to_columns', 'to_metrics', 'padding_effect']
 
 # %% ../../nbs/learn/22_bug_hunt.ipynb #0b6a1c14
 import contextlib
@@ -70,7 +70,10 @@ def replaced(
 # %% ../../nbs/learn/22_bug_hunt.ipynb #ceef73c0
 @dataclass(frozen=True)
 class Bug:
-    "A mistake, put into a trainer that works."
+    """A mistake, put into a trainer that works.
+
+    In the trainer's class, in the library, or in the settings.
+    """
 
     findings: tuple[str, ...] = ()  # what the doctor says, at least; empty: nothing
     trainer: type[RLHFTrainer] = RLHFTrainer  # with the mistake in one step
@@ -81,7 +84,10 @@ class Bug:
 def with_scores(
     change: Callable[[Float[Tensor, "batch"], Rollout], Float[Tensor, "batch"]],
 ) -> type[RLHFTrainer]:
-    "Make a trainer class with other scores than those of its reward function."
+    """Make a trainer class with other scores than those of its reward function.
+
+    `change(scores, rollout)` returns them.
+    """
 
     class Scored(RLHFTrainer):
         def judge(self, rollout, reward_fn, kind="text"):
@@ -124,13 +130,13 @@ def shifted(*args):
     return layout._replace(predicts=layout.predicts.roll(1, -1))
 
 
-def columns(mask: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
+def counted_columns(mask: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
     "Make position ids that count the padding."
     return torch.arange(mask.shape[1]).expand(mask.shape)
 
 
-def left_padded(model: PreTrainedModel, mask: Bool[Tensor, "batch time"]) -> dict:
-    "Leave position ids out of the policy's forward on left-padded rows; the reference is spared."
+def without_position_ids(model: PreTrainedModel, mask: Bool[Tensor, "batch time"]) -> dict:
+    "Leave position ids out of the policy's forward pass; the reference is spared."
     options = _options(model, mask)
     if next(model.parameters()).requires_grad:
         options["position_ids"] = position_ids(mask) + (~mask).sum(-1, keepdim=True)
@@ -151,9 +157,9 @@ class DropoutOn(RLHFTrainer):
 class OldAfterTheStep(RLHFTrainer):
     "log π_old is computed again for every minibatch."
 
-    def update(self, batch: Experience, first: bool = False):
+    def update(self, batch: Experience, is_first: bool = False):
         batch.old_logprobs = self.evaluate_policy(batch).logprobs.detach()
-        return super().update(batch, first)
+        return super().update(batch, is_first)
 
 
 class OldWithGradient(OldAfterTheStep):
@@ -252,7 +258,7 @@ class OnePrompt(RLHFTrainer):
 
 
 class PermutedTokenizer(RLHFTrainer):
-    "The same words, in another order than the model learnt them; special tokens are spared."
+    "The words in another order than the model learnt; special tokens are spared."
 
     def __init__(self, *args: Any, tokenizer: PreTrainedTokenizerBase, **kwargs: Any):
         special = tokenizer.all_special_tokens
@@ -284,7 +290,7 @@ class ReferenceAtAnotherTemperature(RLHFTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        head: Any = self.ref_model.get_output_embeddings()
+        head: Any = self.require_reference().get_output_embeddings()
         head.register_forward_hook(lambda module, hidden, logits: logits / 0.7)
 
 # %% ../../nbs/learn/22_bug_hunt.ipynb #31c0543d
@@ -323,11 +329,11 @@ BUGS: dict[str, Bug] = {
     ),
     "no position ids in the rollout": Bug(
         ("sampler mismatch", "KL estimate off"),
-        **_patched(models_decoding, "position_ids", columns),
+        **_patched(models_decoding, "position_ids", counted_columns),
     ),
     "no position ids in training": Bug(
         ("start KL", "sampler mismatch"),
-        **_patched(models_response, "forward_options", left_padded),
+        **_patched(models_response, "forward_options", without_position_ids),
     ),
     "dropout on": Bug(
         ("noisy forward", "start KL"),
@@ -449,7 +455,7 @@ HEALTHY: dict[str, dict[str, Any]] = {  # settings of runs without a bug
 def only_measure(
     eps: float, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, what: str
 ) -> Float[Tensor, ""]:
-    "Compute max|ratio − 1|, without an error where it is large."
+    "Compute max|ratio − 1| in the place of `check_ratio`, without its error."
     return (probability_ratio(logprobs, old_logprobs, mask) - 1).abs().max()
 
 
@@ -470,7 +476,10 @@ def train_with(
     guards: bool = True,  # leave the library's own checks on
     **overrides: Any,  # other settings
 ) -> list[dict]:  # metrics, one dictionary per iteration
-    "Train with a bug. Raises whatever the guards raise."
+    """Train with a bug, on one thread.
+
+    Raises whatever the guards raise.
+    """
     settings: dict[str, Any] = {"recheck_every": 1, **bug.settings, "seed": seed} | overrides
     config = gallery_config(**settings)
     value_model = "copy" if config.advantage == "gae" else None
@@ -488,7 +497,10 @@ def run_bug(
     guards: bool = False,  # leave the library's own checks on: they stop some of the bugs
     **overrides: Any,  # other settings
 ) -> list[dict]:  # metrics, one dictionary per iteration
-    "Train with one mistake. Raises ValueError for an unknown name, and whatever the guards raise."
+    """Train with one mistake, by its name.
+
+    Raises ValueError for an unknown name, and whatever the guards raise, where they are on.
+    """
     if name not in BUGS:
         raise ValueError(f"no bug is called {name!r}: choose one of {', '.join(BUGS)}")
     return train_with(BUGS[name], world, seed, guards, **overrides)
@@ -500,7 +512,10 @@ def run_healthy(
     seed: int = 0,
     **overrides: Any,  # other settings
 ) -> list[dict]:  # metrics, one dictionary per iteration
-    "Train without a mistake. Raises ValueError for an unknown name."
+    """Train without a mistake, by the name of its settings.
+
+    Raises ValueError for an unknown name.
+    """
     if name not in HEALTHY:
         raise ValueError(f"no healthy run is called {name!r}: choose one of {', '.join(HEALTHY)}")
     return train_with(Bug(), world, seed, **HEALTHY[name] | overrides)
@@ -511,7 +526,10 @@ def stopped_by(
     world: World,
     seed: int = 0,
 ) -> str | None:  # the message; None: no guard objects
-    "Try one iteration with the library's guards on: the message of the one that stops it."
+    """Try one iteration with the library's guards on.
+
+    Returns the message of the one that stops it.
+    """
     try:
         run_bug(name, world, seed, guards=True, steps=1)
     except (ValueError, FloatingPointError) as refusal:
@@ -543,9 +561,10 @@ def padding_effect(
     world: World,
     columns: int = 3,  # of padding to add on the right
 ) -> float:  # max |difference| of the advantages of real tokens
-    """Measure what more padding changes in the advantages of one rollout: it should be nothing.
+    """Measure what more padding changes in the advantages of one rollout: nothing.
 
-    The value head gets random weights: with weights of 0, wrong reads would not show.
+    At least it should. The value head gets random weights: with weights of 0, wrong reads would not
+    show.
     """
     bug = BUGS[name] if name else Bug()
     agent = Agent(copy.deepcopy(world.lm), value_model="copy")
