@@ -344,7 +344,7 @@ class RLHFTrainer:
 
     def encode(self, prompts: Prompts) -> PromptBatch:
         "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
-        cut = self.config.long_prompts != "refuse"
+        cut = self.config.long_rows != "refuse"
         return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
 
     def judge(
@@ -530,9 +530,9 @@ class RLHFTrainer:
         return history
 
     def prompts_that_fit(self, prompts: Any) -> Any:
-        "The prompts without those that long_prompts drops. Raises ValueError if it refuses one."
+        "The prompts without those that long_rows drops. Raises ValueError if it refuses one."
         return drop_long_prompts(
-            prompts, self.tokens, self.max_prompt_length, self.config.long_prompts
+            prompts, self.tokens, self.max_prompt_length, self.config.long_rows
         )
 
     def evaluate(
