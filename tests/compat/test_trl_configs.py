@@ -304,6 +304,23 @@ def test_epochs_become_steps_with_the_number_of_prompts():
     assert config.steps == RLHFConfig.steps and "give n_prompts" in said
 
 
+@pytest.mark.parametrize(
+    "options, optimizer_steps",
+    [
+        (dict(num_iterations=2, steps_per_generation=2), 40),
+        (dict(gradient_accumulation_steps=2, steps_per_generation=4), 8),
+        (dict(gradient_accumulation_steps=2), 10),
+        (dict(num_iterations=3), 60),
+    ],
+    ids=str,
+)
+def test_a_run_has_as_many_optimizer_steps_as_trl_s(options, optimizer_steps):
+    "GRPOTrainer of TRL 1.16.0 ran 21 prompts twice: its state.global_step at the end."
+    sizes = dict(per_device_train_batch_size=8, num_generations=4, num_train_epochs=2.0)
+    config = config_from_trl(trl_args("GRPOConfig", **sizes, **options), n_prompts=21)
+    assert config.steps * config.epochs * config.minibatches == optimizer_steps
+
+
 def test_an_rloo_config_by_hand():
     config = carried("RLOOConfig", reward_clip_range=(-2.0, 2.0), epsilon=0.1, epsilon_high=0.3)
     assert config.algorithm == "rloo" and config.reward_clip == 2.0
