@@ -353,7 +353,6 @@ REFUSED: dict[str, tuple[Any, str]] = {  # (the value that needs nothing, what t
         False,
         "whiten_advantages=True, which standardises over tokens, where TRL does over responses",
     ),
-    "router_aux_loss_coef": (None, "add the router's loss in a trainer of your own"),
     "entropy_coef_min": (0.0, "the entropy coefficient stays between 0 and 1"),
     "entropy_coef_max": (1.0, "the entropy coefficient stays between 0 and 1"),
     "loss_weights": (None, "one loss, sigmoid"),
@@ -739,6 +738,7 @@ def _carry_optimization(asked: TRLArguments, ours: dict[str, Any]) -> None:
         ours["tf32"] = True
     if asked.value("use_cpu"):
         ours["device"] = "cpu"
+    ours |= asked.take({"router_aux_loss_coef": "router_aux_loss_coef"})
     ours["ent_coef"] = asked.value("entropy_coef", 0.0)
     asked.carried.add("use_adaptive_entropy")
     if asked.value("use_adaptive_entropy"):
@@ -896,6 +896,9 @@ def _fit_arguments(asked: TRLArguments, n_rows: int | None) -> dict[str, Any]:
     if asked.has("adam_beta1"):
         ours["betas"] = (asked.value("adam_beta1"), asked.value("adam_beta2"))
         asked.carried |= {"adam_beta1", "adam_beta2"}
+    if asked.value("router_aux_loss_coef") is not None:
+        ours["router_aux_loss_coef"] = asked.value("router_aux_loss_coef")
+    asked.carried.add("router_aux_loss_coef")
     ours |= _fit_schedule(asked, ours["batch_size"], n_rows)
     asked.carried |= {"bf16", "use_cpu"}  # `fit` takes the model's own dtype and device
     if asked.value("eval_strategy", "no") != "no":

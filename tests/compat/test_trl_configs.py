@@ -92,6 +92,7 @@ OTHER = {
     "weight_decay": 0.1,
     "top_p": 0.9,
     "off_policy_mask_threshold": 0.5,
+    "router_aux_loss_coef": 0.01,
     "top_entropy_quantile": 0.5,
 }
 CHANGES_NOTHING = {  # of a result, whatever it is
@@ -266,6 +267,7 @@ def test_the_kl_of_trl_is_multiplied_by_the_ratio_unless_somebody_says_otherwise
             dict(off_policy_mask_threshold=0.4),
             dict(surrogate="sequence_masked", surrogate_settings={"max_kl": 0.4}),
         ),
+        (dict(router_aux_loss_coef=0.01), dict(router_aux_loss_coef=0.01)),
         (dict(top_entropy_quantile=0.2), dict(advantage="group_mean_std_high_entropy")),
     ],
     ids=str,
