@@ -76,9 +76,9 @@ FOREIGN_NAMES = {
     "drop_flat": "drop_flat_groups",
     "vllm_importance_sampling_cap": "importance_cap",
     "vllm_importance_sampling_mode": "importance_level and importance_beyond",
-    "off_policy_mask_threshold": "importance_cap, with importance_level='sequence' and "
-    "importance_beyond='drop'",
-    "top_entropy_quantile": "nothing: all tokens are learnt from",
+    "off_policy_mask_threshold": "surrogate='sequence_masked' of instruct_goose.compat.losses, "
+    "with surrogate_settings={'max_kl': …}",
+    "top_entropy_quantile": "an advantage that high_entropy of instruct_goose.compat.losses makes",
     "top_p": "nothing: the loss needs tokens from the whole distribution",
     "multi_objective_aggregation": "reward_weighting, 'raw' or 'scaled'",
     "use_score_scaling": "reward_scaling='running'",
@@ -251,7 +251,16 @@ def bias_warnings(config: "RLHFConfig") -> Iterator[str]:
             f"kl_estimator={estimator!r} in the reward is biased: a reward has no gradient of its "
             "own, and k1 then pulls as the KL does. Take k1 (or None), or kl_placement='loss'"
         )
-    if config.kl_placement == "loss" and config.kl_gradient == "plain" and config.epochs > 2:
+    in_loss = config.kl_placement == "loss"
+    estimator = config.kl_estimator or "k2"
+    by_itself = config.kl_gradient in ("plain", "ratio")
+    if in_loss and by_itself and not ESTIMATORS[estimator].right_with_ratio:
+        yield (
+            f"kl_estimator={estimator!r} in the loss is biased: its mean is not the KL, nor its "
+            "gradient that of the KL, with kl_gradient='ratio' neither. Take k2 or k3, or "
+            "kl_gradient='straight_through'"
+        )
+    if in_loss and config.kl_gradient == "plain" and config.epochs > 2:
         yield (
             f"kl_gradient='plain' with epochs={config.epochs} is biased: after the first step the "
             "tokens are the old policy's, and their mean is not the KL of the new one. Take "

@@ -95,8 +95,10 @@ class Experience(Rollout):
 
 torch.serialization.add_safe_globals([Experience])  # may be sent to other processes
 
-NO_REFERENCE = """beta is {}, and there is no reference to charge the KL to: the trainer was made with
-beta=0, when none is kept. Make it with ref_model=, or with the beta that it is to have"""
+NO_REFERENCE = (
+    "beta is {}, and there is no reference to charge the KL to: the trainer was made with beta=0, "
+    "when none is kept. Make it with ref_model=, or with the beta that it is to have"
+)
 
 # %% ../../nbs/reference/training/experience.ipynb #a15f6d9e
 def model_inputs(rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -378,6 +380,7 @@ def raw_advantages(
     rollout: Rollout,
     rewards: Float[Tensor, "batch time"],
     values: Float[Tensor, "batch time"] | None,
+    entropy: Float[Tensor, "batch time"],  # of π_old
     config: RLHFConfig,
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"] | None]:
     """Estimate Âₜ before whitening, and R̂ₜ where values are learnt, by the settings.
@@ -394,6 +397,7 @@ def raw_advantages(
         group_ddof=config.group_ddof,
         gamma=config.gamma,
         lam=config.lam,
+        entropy=entropy,
     )
 
 
@@ -428,7 +432,7 @@ def make_experience(
         config.kl_estimator or "k1",
         token_scores,
     )
-    advantages, returns = raw_advantages(rollout, rewards, notes.values, config)
+    advantages, returns = raw_advantages(rollout, rewards, notes.values, notes.entropy, config)
     if config.whiten_advantages and rollout.on_host.mask.sum() > 1:
         advantages = whiten(advantages, rollout.mask)
     require_finite(rollout, {"rewards": rewards, "returns": returns, "advantages": advantages})
