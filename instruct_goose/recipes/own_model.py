@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['ReadRows', 'Work', 'TrainConfig', 'RunInputs', 'inspect_inputs', 'prompt_lengths', 'train_on', 'show_results',
            'learnt_ends', 'ends_text', 'learn_demos', 'plan', 'memory_of_run', 'plan_text', 'run_train', 'Supervised',
-           'SFTConfig', 'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'StageInputs', 'run_supervised', 'stage_inputs',
-           'split_held_out', 'answer_columns', 'read_answers', 'read_labelled_answers', 'read_pairs',
+           'OnAnswers', 'OnPairs', 'SFTConfig', 'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'StageInputs',
+           'run_supervised', 'stage_inputs', 'split_held_out', 'read_answers', 'read_labelled_answers', 'read_pairs',
            'read_pairs_with_margins', 'run_sft', 'run_reward_model', 'run_dpo', 'run_kto', 'log_ratios']
 
 # %% ../../nbs/learn/23_your_own.ipynb #761bee08
@@ -44,6 +44,7 @@ from ..models.rendering import Renderer, template_columns
 from ..models.reward_model import RewardModel
 from ..models.tokens import PairDataset, token_limit
 from instruct_goose.recipes.inputs import (
+    AnswerColumn,
     arguments_in,
     as_yaml,
     load_reward,
@@ -52,6 +53,7 @@ from instruct_goose.recipes.inputs import (
     own_model,
     own_tokenizer,
     OwnRun,
+    PairColumns,
     PlugIns,
     read_demos,
     read_preferences,
@@ -86,8 +88,10 @@ from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/learn/23_your_own.ipynb #38fdfd7a
 @dataclass(kw_only=True)
-class TrainConfig(PlugIns, RLHFConfig, OwnRun):
+class TrainConfig(PlugIns, RLHFConfig, AnswerColumn, OwnRun):
     "Train your own model with reinforcement learning, on your own prompts and reward."
+
+    stage = "RL"
 
     reward: tuple[str, ...]  # FILE.py:FUNCTION, module:function, or a reward model's directory
     value_model: Literal["shared", "copy"] = "shared"  # the values' transformer
@@ -100,6 +104,10 @@ class TrainConfig(PlugIns, RLHFConfig, OwnRun):
     sft_lr: Positive = 1e-5  # its learning rate
     track: Track = None  # also tell this program, as it goes
     track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
+
+    def columns(self) -> dict[str, str | None]:
+        "The columns that are named, by our names."
+        return OwnRun.columns(self) | {"answer": self.answer_column}
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         "Pairs of settings that cannot be combined, with the fix."
@@ -132,7 +140,7 @@ def inspect_inputs(
     """
     place = find_model(config.model)
     tokenizer = own_tokenizer(place)
-    columns = {"prompt": config.prompt_column, "answer": config.answer_column}
+    columns = config.columns()
     if rewards is None:
         rewards = [load_reward(name) for name in config.reward]
     asked = asked_names(rewards)
@@ -369,13 +377,36 @@ class Supervised(OwnRun):
 
 
 @dataclass(kw_only=True)
-class SFTConfig(Supervised):
-    "Teach your own model to write as your demonstrations do."
+class OnAnswers(AnswerColumn, Supervised):
+    "What the stages share that learn from single answers."
+
+    def columns(self) -> dict[str, str | None]:
+        "The columns that are named, by our names."
+        return super().columns() | {"completion": self.answer_column}
 
 
 @dataclass(kw_only=True)
-class RewardModelConfig(Supervised):
+class OnPairs(PairColumns, Supervised):
+    "What the stages share that learn from pairs of answers."
+
+    def columns(self) -> dict[str, str | None]:
+        "The columns that are named, by our names."
+        sides = {"chosen": self.chosen_column, "rejected": self.rejected_column}
+        return super().columns() | sides
+
+
+@dataclass(kw_only=True)
+class SFTConfig(OnAnswers):
+    "Teach your own model to write as your demonstrations do."
+
+    stage = "SFT"
+
+
+@dataclass(kw_only=True)
+class RewardModelConfig(OnPairs):
     "Make a reward model of your own model, from pairs of which one is preferred."
+
+    stage = "reward model"
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         "Pairs of settings that cannot be combined, with the fix."
@@ -385,18 +416,20 @@ class RewardModelConfig(Supervised):
 
 # %% ../../nbs/learn/23_your_own.ipynb #675a0794
 @dataclass(kw_only=True)
-class DPOConfig(Supervised):
+class DPOConfig(OnPairs):
     "Train your own model on preferences alone, without a sampler."
 
+    stage = "DPO"
     lr: Positive = 1e-5  # learning rate; with all weights of a 7 B 5e-7, for a tiny model 1e-3
     beta: NotNegative = 0.1  # price of a nat of KL; smaller goes further
     label_smoothing: Annotated[float, Limit(0, 0.5)] = 0.0  # share of wrong labels
 
 
 @dataclass(kw_only=True)
-class KTOConfig(Supervised):
+class KTOConfig(OnAnswers):
     "Train your own model on single answers that are labelled good or bad."
 
+    stage = "KTO"
     lr: Positive = 1e-5  # learning rate; a model of under a million weights wants about 1e-3
     beta: NotNegative = 0.1  # price of a nat of KL; smaller goes further
     good_weight: Positive = 1.0  # weights times numbers of good and bad answers should be alike
@@ -521,17 +554,12 @@ def split_held_out(
     return learnt, rows[every - 1 :: every]
 
 
-def answer_columns(config: Supervised) -> dict[str, str | None]:
-    "Name the columns of prompt and answer, as the settings have them."
-    return {"prompt": config.prompt_column, "completion": config.answer_column}
-
-
 def read_answers(
     source: Source, tokenizer: PreTrainedTokenizerBase, config: Supervised
 ) -> list[dict]:
     "Demonstrations, with the settings' names of columns."
     arguments = arguments_in(config.template_kwargs)
-    return read_demos(source, tokenizer, answer_columns(config), arguments=arguments)
+    return read_demos(source, tokenizer, config.columns(), arguments=arguments)
 
 
 def read_labelled_answers(
@@ -539,7 +567,7 @@ def read_labelled_answers(
 ) -> list[dict]:
     "Answers that are labelled good or bad."
     arguments = arguments_in(config.template_kwargs)
-    return read_demos(source, tokenizer, answer_columns(config), True, arguments)
+    return read_demos(source, tokenizer, config.columns(), True, arguments)
 
 
 def read_pairs(
@@ -547,8 +575,7 @@ def read_pairs(
 ) -> list[dict]:
     "Pairs of answers of which the first is preferred."
     arguments = arguments_in(config.template_kwargs)
-    columns = {"prompt": config.prompt_column}
-    return read_preferences(source, tokenizer, columns, arguments=arguments)
+    return read_preferences(source, tokenizer, config.columns(), arguments=arguments)
 
 
 def read_pairs_with_margins(
@@ -556,7 +583,7 @@ def read_pairs_with_margins(
 ) -> list[dict]:
     "Pairs of answers of which the first is preferred, perhaps by a margin."
     arguments = arguments_in(config.template_kwargs)
-    return read_preferences(source, tokenizer, {"prompt": config.prompt_column}, True, arguments)
+    return read_preferences(source, tokenizer, config.columns(), True, arguments)
 
 # %% ../../nbs/learn/23_your_own.ipynb #7d7be5ca
 def run_sft(config: SFTConfig) -> dict:  # the summary
