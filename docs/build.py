@@ -621,8 +621,8 @@ def tables_page(links: Links, near: Page) -> str:
         "[the comparison](guides/side_by_side.ipynb) runs them on one task.",
         preset_table(),
         "No preset sets what several papers and libraries share, whatever the algorithm: the sampler's weights `importance_cap`, `importance_floor`, "
-        "`importance_level` and `importance_beyond` (TRL corrects by default), `kl_target` and `kl_early_stop`, `entropy_target`, dynamic sampling by `redraw_flat` and "
-        "`drop_flat`, the spread of the whole batch, `advantage='group_mean_batch_std'`, a reference that moves, `ref_every`, `overlong_buffer`, `reward_weighting` and "
+        "`importance_level` and `importance_beyond` (TRL corrects by default), `kl_target` and `max_kl_to_old`, `entropy_target`, dynamic sampling by `max_redraws` and "
+        "`drop_flat_groups`, the spread of the whole batch, `advantage='group_mean_batch_std'`, a reference that moves, `ref_every`, `overlong_buffer`, `reward_weighting` and "
         "`reward_scaling`. [Config](reference/config.ipynb) has them all.",
         "## Same name, different mathematics",
         "What libraries compute under one name, each on the same input. "

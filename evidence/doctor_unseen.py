@@ -97,7 +97,7 @@ CHOICES: dict[str, list] = dict(
     lr_schedule=["constant", "linear", "cosine"],
     weight_decay=[0.0, 0.1],
     max_grad_norm=[0.1, 1.0, 100.0],
-    kl_early_stop=[None, None, 0.05],
+    max_kl_to_old=[None, None, 0.05],
     warmup_steps=[0, 0, 2],
     reward_weighting=["raw", "raw", "scaled"],
     reward_scaling=[None, None, "batch", "running"],
@@ -105,8 +105,8 @@ CHOICES: dict[str, list] = dict(
     missing_eos_penalty=[None, 0.2],
     overlong_buffer=[None, 2],
     mask_truncated=[False, False, True],
-    redraw_flat=[0, 2],
-    drop_flat=[False, True],
+    max_redraws=[0, 2],
+    drop_flat_groups=[False, True],
     gamma=[1.0, 0.9, 0.0],
     lam=[0.0, 0.95, 1.0],
     whiten_advantages=[True, False],
@@ -202,10 +202,10 @@ def updates_with(change):
     "A trainer that changes each minibatch before the update."
 
     class Broken(RLHFTrainer):
-        def update(self, batch, first=False):
-            self.made = 0 if first else self.made + 1
+        def update(self, batch, is_first=False):
+            self.made = 0 if is_first else self.made + 1
             change(self, batch)
-            return super().update(batch, first)
+            return super().update(batch, is_first)
 
     return Broken
 

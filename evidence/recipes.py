@@ -19,7 +19,7 @@ from instruct_goose.recipes.smollm import RECIPES, recipe_settings, run_task
 root = Path(__file__).parents[1]
 PLAN = [  # recipe, algorithm, settings beside its own
     *(("smollm-sentiment", name, {}) for name in ("rloo", "ppo")),
-    ("smollm-sentiment", "rloo", {"beta": 0.0, "kl_stop": None}),
+    ("smollm-sentiment", "rloo", {"beta": 0.0, "max_kl_to_reference": None}),
     ("smollm-answers", "grpo", {}),
 ]
 SEEDS = (0, 1, 2)
@@ -71,7 +71,7 @@ def measured(
                 "max_new_tokens",
                 "lr",
                 "lr_schedule",
-                "kl_stop",
+                "max_kl_to_reference",
                 "lora_rank",
                 "lora_top",
                 "eval_samples",

@@ -68,7 +68,11 @@ FOREIGN_NAMES = {
     "importance_sampling_level": "ratio_level",
     "scale_rewards": "advantage='group_mean', 'group_mean_std' or 'group_mean_batch_std'",
     "normalize_advantages": "whiten_advantages",
-    "target_kl": "kl_early_stop",
+    "target_kl": "max_kl_to_old",
+    "kl_early_stop": "max_kl_to_old",
+    "kl_stop": "max_kl_to_reference",
+    "redraw_flat": "max_redraws",
+    "drop_flat": "drop_flat_groups",
     "vllm_importance_sampling_cap": "importance_cap",
     "vllm_importance_sampling_mode": "importance_level and importance_beyond",
     "off_policy_mask_threshold": "importance_cap, with importance_level='sequence' and "
@@ -115,8 +119,8 @@ FOREIGN_NAMES = {
     "use_adaptive_entropy": "entropy_target",
     "entropy_coef_delta": "entropy_step",
     "report_to": "a tracker among the callbacks",
-    "filter_groups": "redraw_flat and drop_flat",
-    "max_num_gen_batches": "redraw_flat",
+    "filter_groups": "max_redraws and drop_flat_groups",
+    "max_num_gen_batches": "max_redraws",
 }
 
 # %% ../nbs/reference/config.ipynb #46b15a12
@@ -124,7 +128,10 @@ Conflict = tuple[str, str]  # a setting, and what it must be
 
 
 def setting_conflicts(config: "RLHFConfig") -> Iterator[Conflict]:
-    "Yield settings that are legal one by one and make no sense together, with what each must be."
+    """Yield settings that are legal one by one and make no sense together.
+
+    Each as its name and what it must be.
+    """
     yield from _size_conflicts(config)
     yield from _objective_conflicts(config)
     yield from _reward_conflicts(config)
@@ -200,10 +207,10 @@ def _group_conflicts(config: "RLHFConfig") -> Iterator[Conflict]:
     "Groups of equal scores are resampled or dropped only where a group is compared."
     if config.needs != "group":
         reason = f"with advantage={config.advantage!r}: only in a group do equal scores say nothing"
-        if config.redraw_flat > 0:
-            yield "redraw_flat", f"0 {reason}"
-        if config.drop_flat:
-            yield "drop_flat", f"False {reason}"
+        if config.max_redraws > 0:
+            yield "max_redraws", f"0 {reason}"
+        if config.drop_flat_groups:
+            yield "drop_flat_groups", f"False {reason}"
 
 
 def _kl_conflicts(config: "RLHFConfig") -> Iterator[Conflict]:
@@ -302,7 +309,7 @@ class RLHFConfig(Settings):
     eval_every: Count | None = None  # iterations between evaluations on held_out; None: never
     eval_greedy: bool = False  # evaluate the likeliest responses, and throw no dice
     keep_best: bool = False  # the policy of the best held-out reward stays in trainer.best
-    kl_stop: Positive | None = None  # nats per response; beyond it the run ends, within it
+    max_kl_to_reference: Positive | None = None  # nats per response; above it the run ends
     reward_weights: tuple[float, ...] | None = None  # of several reward functions; None: 1 each
     reward_weighting: Literal["raw", "scaled"] = "raw"
     "what the weights multiply: scores, or how many deviations each is from its group's mean"
@@ -315,8 +322,8 @@ class RLHFConfig(Settings):
     reward_timeout: Positive | None = None  # seconds the reward function may take; None: any time
     keep_special_tokens: bool = False  # completions are scored with special tokens, <think> as well
     recheck_every: Count | None = None  # iterations between asking the reward again; None: never
-    redraw_flat: Annotated[int, Limit(0)] = 0  # times that groups of equal scores are drawn again
-    drop_flat: bool = False  # groups of equal scores are left out of the iteration
+    max_redraws: Annotated[int, Limit(0)] = 0  # times that groups of equal scores are drawn again
+    drop_flat_groups: bool = False  # groups of equal scores are left out of the iteration
     # sampling
     batch_size: Count = 64  # responses per iteration
     group_size: Count = 1  # responses per prompt, at least 2 to compare them; divides batch_size
@@ -347,6 +354,8 @@ class RLHFConfig(Settings):
     ent_coef: NotNegative = 0.0  # weight of the entropy bonus; with entropy_target the first one
     entropy_target: Positive | None = None  # nats per token below which the bonus acts; None: ever
     entropy_step: Positive = 0.005  # how far ent_coef moves per iteration with entropy_target
+    router_aux_loss_coef: NotNegative | None = None
+    "weight of the load-balancing loss of a mixture of experts; None: as the model's configuration"
     aggregation: Aggregation = "token_mean"
     "what the loss averages; sequence_sum divides by rows and max_new_tokens"
     importance_cap: Positive | None = None  # of the weights π_old/π_sampler; None: no weights
@@ -366,7 +375,7 @@ class RLHFConfig(Settings):
     "how far it follows: 1 makes it the policy, less a running average of policies"
     # optimisation
     epochs: Count = 2  # passes over each rollout
-    kl_early_stop: Positive | None = None  # nats per response from π_old; beyond it, no more steps
+    max_kl_to_old: Positive | None = None  # nats per response from π_old; beyond it, no more steps
     minibatches: Count = 2  # optimizer steps per pass
     micro_batch_size: Count | None = None  # rows in memory at once; None: all. Changes no result
     micro_batch_tokens: Count | None = None  # the same by tokens, padding among them; or both
@@ -396,7 +405,7 @@ class RLHFConfig(Settings):
 
     @property
     def algorithm(self) -> str:
-        'Name the preset that these settings are, sizes apart; "custom" if they are none.'
+        """The preset that these settings are, sizes apart; "custom" if they are none."""
         own = asdict(self)
         for name, preset in PRESETS.items():
             dials = {setting for setting in preset if setting not in SIZES}
@@ -406,12 +415,12 @@ class RLHFConfig(Settings):
 
     @property
     def in_pieces(self) -> bool:
-        "Whether minibatches are cut into micro-batches."
+        "Are minibatches cut into micro-batches?"
         return self.micro_batch_size is not None or self.micro_batch_tokens is not None
 
     @property
     def needs(self) -> str | None:
-        "What the advantage compares with: 'values', 'group', 'greedy' response; None: nothing."
+        "What the advantage needs: 'values', 'group', a 'greedy' response; None: nothing."
         return ADVANTAGES[self.advantage].needs
 
     def __post_init__(self):

@@ -26,7 +26,10 @@ from typing import Any
 # %% ../nbs/guides/exercises.ipynb #e8e5c016
 @dataclass(frozen=True)
 class Exercise:
-    "A row of the table: what is asked, and the checker's source, as the lesson has them."
+    """A row of the table of exercises, as the lesson has it.
+
+    What is asked, what to begin with, hints, an answer, and the checker's source.
+    """
 
     name: str  # lesson and function: kl.k3
     lesson: str  # path of its notebook in the repository
@@ -44,6 +47,7 @@ class Exercise:
 
     @property
     def dots(self) -> str:
+        "How hard it is, in three dots."
         return "●" * self.stars + "○" * (3 - self.stars)
 
     def __str__(self) -> str:
@@ -52,7 +56,7 @@ class Exercise:
 # %% ../nbs/guides/exercises.ipynb #6c835846
 @cache
 def all_exercises() -> dict[str, Exercise]:
-    "Name → exercise, in the order of the lessons."
+    "Read all exercises by name, in the order of the lessons."
     text = (files("instruct_goose") / "exercises.json").read_text("utf-8")
     exercises = {}
     for row in json.loads(text):
@@ -93,7 +97,10 @@ class Said(str):
 
 
 def progress_file() -> Path:
-    "Where it is noted what is done: $INSTRUCT_GOOSE_PROGRESS, or in the user's data directory."
+    """Find the file in which it is noted what is done; it may not be there yet.
+
+    $INSTRUCT_GOOSE_PROGRESS, or in the user's data directory.
+    """
     named = os.environ.get("INSTRUCT_GOOSE_PROGRESS")
     if named:
         return Path(named)
@@ -133,7 +140,10 @@ def table(
     lesson: str | None = None,  # such as kl; None: all
     still_open: bool = False,  # only what is not done
 ) -> Said:
-    "List the exercises and what is done. Raises ValueError for an unknown lesson."
+    """List the exercises and what is done.
+
+    Raises ValueError for an unknown lesson, and as `progress`.
+    """
     notes = progress()
     known = all_exercises()
     rows = [
@@ -172,7 +182,10 @@ def table(
 
 # %% ../nbs/guides/exercises.ipynb #511bf84b
 def show(name: str) -> Said:
-    "What an exercise asks, and the code to begin with. Raises ValueError for an unknown name."
+    """Show what an exercise asks, and the code to begin with.
+
+    Raises ValueError for an unknown name.
+    """
     exercise = find(name)
     text = f"{exercise}\n{exercise.lesson}\n\n{exercise.asks}"
     if exercise.begin:
@@ -181,7 +194,10 @@ def show(name: str) -> Said:
 
 
 def hint(name: str) -> Said:
-    "The hints that you were shown, and one more. Raises ValueError for an unknown name."
+    """Show the hints that you were shown, and one more, which is noted.
+
+    Raises ValueError for an unknown name.
+    """
     exercise = find(name)
     if not exercise.hints:
         return Said(f"{exercise.name} has no hints; its lesson is {exercise.lesson}")
@@ -193,7 +209,10 @@ def hint(name: str) -> Said:
 
 # %% ../nbs/guides/exercises.ipynb #e4db3643
 def solution(name: str) -> Said:
-    "The lesson's answer; its imports are the lesson's. Raises ValueError for an unknown name."
+    """Show the lesson's answer; its imports are the lesson's.
+
+    Raises ValueError for an unknown name.
+    """
     exercise = find(name)
     if not exercise.solution:
         return Said(f"{exercise.name} has no answer here; its lesson is {exercise.lesson}")

@@ -20,7 +20,10 @@ from torch import Tensor
 # %% ../nbs/notation.ipynb #792e65f6
 @dataclass(frozen=True)
 class Example:
-    "Two responses, and all that leads from their rewards to the loss. float64."
+    """Two short responses, and all that leads from their rewards to the loss.
+
+    In float64, of a vocabulary of three words. They are three and two tokens long.
+    """
 
     vocab = ("good", "bad", "end")
     tokens: Tensor  # (2, 3) int64
@@ -89,7 +92,7 @@ def running_example() -> Example:
 
 # %% ../nbs/notation.ipynb #11975a5c
 def at_the_keyboard() -> bool:
-    "Whether this cell is run by a person: in Jupyter or Colab, and not by a test."
+    "Is this cell run by a person, in Jupyter or Colab, and not by a test?"
     ipython = sys.modules.get("IPython")
     if ipython is None or os.environ.get("IN_TEST"):
         return False
@@ -98,14 +101,17 @@ def at_the_keyboard() -> bool:
 
 
 def differs(message: str) -> None:
-    "Report a check that fails: AssertionError in a test, a line of text for a person."
+    "Report a check that fails: in a test by AssertionError, to a person by a line."
     if not at_the_keyboard():
         raise AssertionError(message)
     print(f"You changed something: {message}")
 
 # %% ../nbs/notation.ipynb #b7d48dd5
 def expect(value: object, expected: object, atol: int | float = 6e-5) -> None:
-    "Check that two things agree in shape and to four decimals (or to `atol`)."
+    """Check that two things agree in shape and, to four decimals or `atol`, in value.
+
+    Reports the first place that has not, as `differs` does.
+    """
     now = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
     before = torch.as_tensor(expected, dtype=torch.float64).detach().cpu()
     if now.shape != before.shape:
@@ -118,7 +124,7 @@ def expect(value: object, expected: object, atol: int | float = 6e-5) -> None:
 
 
 def within(value: object, low: int | float, high: int | float) -> None:
-    "Check that every number lies from `low` to `high`."
+    "Check that every number of `value` lies from `low` to `high`."
     numbers = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
     off = ~((low <= numbers) & (numbers <= high))
     if off.any():
@@ -126,7 +132,7 @@ def within(value: object, low: int | float, high: int | float) -> None:
 
 
 def claim(truth: object, words: str = "what this line says") -> None:
-    "Check a statement, given in words."
+    "Check a statement, said in `words`."
     if not truth:
         differs(f"it no longer holds: {words}")
 
@@ -137,7 +143,10 @@ def diagnose(
     right: object,  # what it should return, as a tensor or numbers
     mistakes: Mapping[str, object],  # what known mistakes return, by name
 ) -> str:
-    "Run a learner's function: 'right', the name of its mistake, or what it returned."
+    """Run a learner's function, and say what is wrong with what it returned.
+
+    Returns 'right', the name of the known mistake, or in words what it raised or returned.
+    """
     try:
         result = answer(*args)
     except Exception as e:
@@ -160,14 +169,14 @@ GREEN, PURPLE, GREY = "#12a150", "#a855f7", "#8a8a8a"
 
 
 def small_svg(svg: str) -> str:
-    "The same drawing in one line, to a hundredth of a unit and without its metadata."
+    "Write a drawing in one line, to a hundredth of a unit and without its metadata."
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.S)
     svg = re.sub(r'="[^"]*"', lambda x: re.sub(r"(\.\d\d)\d+", r"\1", x[0]), svg)  # not in texts
     return re.sub(r"\s*\n\s*", " ", svg)
 
 
 def figure_style():
-    "Figures as SVG, without boxes, in the lessons' colours. Call once per notebook."
+    "Draw figures as SVG, without boxes, in the lessons' colours. Once per notebook."
     import matplotlib.pyplot as plt
     from matplotlib.figure import Figure
     from matplotlib.rcsetup import cycler

@@ -23,10 +23,10 @@ class Shelf:
         self.saved = saved
         self.kept: dict[int, State] = {}
 
-    def update(self) -> AbstractContextManager[None]:
+    def moving_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def reached(self, done: int, total: int, state: Callable[[], State]) -> None:
+    def mark_reached(self, done: int, total: int, state: Callable[[], State]) -> None:
         pass
 
     def after_step(self, done: int, total: int, state: Callable[[], State]) -> None:

@@ -43,7 +43,7 @@ def test_every_setting_is_checked_by_name_value_and_range(unchecked):
             (dict(importance_cap=0.0), "above 0"),
             (dict(importance_floor=0.5), "below importance_cap"),
             (dict(importance_cap=2.0, importance_floor=2.0), "below importance_cap"),
-            (dict(kl_early_stop=0.0), "above 0"),
+            (dict(max_kl_to_old=0.0), "above 0"),
             (dict(importance_beyond="mask"), "one of"),
             (dict(group_ddof=2), "one of 0, 1"),
             (

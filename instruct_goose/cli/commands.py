@@ -56,7 +56,7 @@ class Writing(Settings):
     template_kwargs: str | None = None  # for the chat template, as JSON; none: the run's
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        "Settings that make no sense, with what they must be."
+        "Yield settings that make no sense, with what they must be."
         if arguments_in(self.template_kwargs) is None:
             yield "template_kwargs", 'an object in JSON, such as {"enable_thinking": false}'
 
@@ -98,7 +98,10 @@ def load_models(source: Path) -> dict[str, Loaded]:  # the last one is the newes
 
 
 def padding_tokenizer(place: str) -> PreTrainedTokenizerBase:
-    "Load a tokenizer; one without a pad token pads with its end, or with its first token."
+    """Load a tokenizer; one without a pad token pads with its end.
+
+    Or with its first token, where it has no end.
+    """
     tokenizer = load_tokenizer(place)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
@@ -106,7 +109,7 @@ def padding_tokenizer(place: str) -> PreTrainedTokenizerBase:
 
 
 def model_before(run_dir: Path, place: str) -> str | None:  # None: it is not known, or gone
-    "The model that a run was given, or whose adapters it has trained."
+    "Find the model that a run was given, or whose adapters it has trained."
     try:
         if (Path(place) / "adapter_config.json").is_file():
             return base_model_of(place)
@@ -143,7 +146,7 @@ def responses_of(
     prompts: list[str],
     config: SampleConfig,
 ) -> list[str]:
-    "What a model writes; without a chat template with the prompt before it."
+    "Let a model write; without a chat template the prompt stands before the answer."
     generator = torch.Generator().manual_seed(config.seed)
     pad_id = pad_id_of(tokenizer)
     if config.chat:
@@ -165,7 +168,7 @@ def responses_of(
         config.temperature,
         generator,
         top_k=config.top_k,
-        stops=stop_strings.watch([[] for _ in prompts]) if stop_strings else None,
+        stops=stop_strings.watch([[] for _ in ids], ids) if stop_strings else None,
     )
     rollout = Rollout(query_ids, query_mask, response_ids, mask)
     if config.chat:
@@ -175,13 +178,13 @@ def responses_of(
 
 # %% ../../nbs/reference/cli/commands.ipynb #f569aafb
 def run_settings(run_dir: Path) -> dict[str, Any]:
-    "The settings of a run; {} where there is none."
+    "Read the settings of a run; {} where there is none."
     path = run_dir / "config.json"
     return read_json(path, "the configuration") if path.is_file() else {}
 
 
 def template_arguments(run_dir: Path, given: str | None) -> dict[str, Any]:
-    "What the chat template is given: these arguments in JSON, or else those of the run."
+    "Choose what the chat template is given: these arguments in JSON, or the run's."
     return arguments_in(given or run_settings(run_dir).get("template_kwargs")) or {}
 
 
@@ -190,7 +193,7 @@ def stops_of(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[list[int], StopStrings | None]:
-    "The tokens and the strings that ended a response in a run."
+    "Find the tokens and the strings that ended a response in a run."
     settings = run_settings(run_dir)
     eos_ids = [*model_eos_ids(model, tokenizer), *(settings.get("stop_token_ids") or ())]
     texts = settings.get("stop_strings")
@@ -263,7 +266,10 @@ def next_line() -> str:  # "" at the end of the input
 
 
 class PrintableStreamer(TextStreamer):
-    "Prints an answer as it is written; what would steer the terminal is shown, not sent."
+    """Prints an answer as it is written.
+
+    What would steer the terminal is shown, not sent.
+    """
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         super().on_finalized_text(printable(text), stream_end)
@@ -275,7 +281,10 @@ def stream_answer(
     conversation: Conversation,
     config: ChatConfig,
 ) -> str:
-    "Answer a conversation, and print the answer as it is written."
+    """Answer a conversation, and print the answer as it is written.
+
+    Raises ValueError for a conversation that the model's context cannot hold.
+    """
     room = token_limit(tokenizer, max_prompt_length(model, config.max_new_tokens))
     arguments = template_arguments(config.run_dir, config.template_kwargs)
     ids = torch.tensor([Renderer(tokenizer, arguments).prompt(conversation)])
@@ -332,7 +341,10 @@ class ProbeConfig(Settings):
 
 # %% ../../nbs/reference/cli/commands.ipynb #2aeed00a
 def run_ladder(config: ProbeConfig) -> list[ProbeResult]:
-    "Run the probes and print; exit with 1 if one failed or none could be run."
+    """Run the probes and print what came of each.
+
+    Exits with 1 if one failed or none could be run. Raises as `named_object` and `run_probes`.
+    """
     make_trainer = None
     if config.trainer:
         make_trainer = named_object(config.trainer, "--trainer")
@@ -390,7 +402,10 @@ class ExercisesConfig:
 
 
 def run_exercises(config: ExercisesConfig) -> None:
-    "Print the list, or an exercise. Raises ValueError for a name that there is not."
+    """Print the list of exercises, or one of them.
+
+    Raises ValueError for a name that there is not.
+    """
     lessons = {name.partition(".")[0] for name in exercises.all_exercises()}
     if config.name == "" or config.name in lessons:
         print(exercises.table(config.name or None, config.still_open))

@@ -29,7 +29,10 @@ def naive_method(
     logits: Float[Tensor, "*batch vocab"],
     index: Shaped[Tensor, "..."],
 ) -> Float[Tensor, "..."]:  # log π(a|s), in the type of the logits
-    "`token_logprobs`; an index with fewer rows or columns reads the first ones."
+    """`token_logprobs`, as DI-engine calls it.
+
+    An index with fewer rows or columns reads the first ones.
+    """
     logits = logits[tuple(slice(n) for n in index.shape)]
     return token_logprobs(logits, index.long()).to(logits.dtype)
 
@@ -136,7 +139,10 @@ def calculate_kl_div(
     log_ratio: Float[Tensor, "..."],  # ℓ = log π − log π_pretrained
     kl_type: str,  # "k1", "k2" or "k3"
 ) -> Float[Tensor, ""]:  # the mean over all elements, in nats
-    "mean k(ℓ), k₁ = ℓ, k₂ = ½ℓ², k₃ = e^(−ℓ) − 1 + ℓ, not clamped. ValueError for another type."
+    """Compute mean k(ℓ): k₁ = ℓ, k₂ = ½ℓ², k₃ = e^(−ℓ) − 1 + ℓ, not clamped.
+
+    Raises ValueError for another type.
+    """
     estimators = {"k1": k1, "k2": k2, "k3": lambda ell: k3(ell, clamp=math.inf)}
     if kl_type not in estimators:
         raise ValueError(f"Unknown kl_type: {kl_type}; choose from {', '.join(estimators)}")
@@ -181,7 +187,10 @@ def ppo_value_error(
     clip_ratio: int | float = 0.2,  # c, in the unit of the reward
     use_value_clip: bool = True,  # False: the plain square
 ) -> Float[Tensor, ""]:  # the mean over all elements, weighted or not
-    "½·max((V − R̂)², (V_old + clip(V − V_old, ±c) − R̂)²): `value_loss`, R̂ not detached."
+    """½·max((V − R̂)², (V_old + clip(V − V_old, ±c) − R̂)²), R̂ not detached.
+
+    `value_loss`, averaged.
+    """
     value_new, value_old, return_, weight = ppo_value_data(*data)
     weight = torch.ones_like(value_old) if weight is None else weight
     error = (value_new - return_).square()
@@ -204,7 +213,10 @@ def ppo_error(
     dual_clip: int | float | None = None,  # c > 1, only where Â < 0
     kl_type: str = "k1",  # of kl_div, if there is a logit_pretrained
 ) -> tuple:  # (ppo_loss, ppo_info)
-    "`ppo_policy_error` and `ppo_value_error`, apart. AssertionError for a dual clip of 1 or less."
+    """Compute `ppo_policy_error` and `ppo_value_error`, apart.
+
+    Raises AssertionError for a dual clip of 1 or less, as the original does.
+    """
     _dual_clip_above_1(dual_clip)
     new, old, action, *values, adv, return_, weight, pretrained = ppo_data(*data)
     policy = ppo_policy_data(new, old, action, adv, weight, pretrained)
@@ -254,7 +266,10 @@ def ppo_error_continuous(
     dual_clip: int | float | None = None,  # c > 1, for advantages of either sign
     kl_type: str = "k1",  # of kl_div, if there is a logit_pretrained
 ) -> tuple:  # (ppo_loss, ppo_info); kl_div is a tensor, also without a pretrained
-    "`ppo_policy_error_continuous` and `ppo_value_error`, apart. Raises as the former."
+    """Compute `ppo_policy_error_continuous` and `ppo_value_error`, apart.
+
+    Raises as the former.
+    """
     new, old, action, *values, adv, return_, weight, pretrained = ppo_data_continuous(*data)
     weight = torch.ones_like(adv) if weight is None else weight
     losses, info = ppo_policy_error_continuous(
@@ -296,9 +311,10 @@ def grpo_policy_error(
     clip_ratio: int | float = 0.2,  # ε
     beta: int | float = 0.1,  # β
 ) -> tuple:  # (loss, grpo_info)
-    """−min(ρ·Â, clip(ρ, 1 ± ε)·Â) + β·k₃ per token, each row's weighted mean, their mean.
+    """−min(ρ·Â, clip(ρ, 1 ± ε)·Â) + β·k₃ per token, averaged row by row.
 
-    adv is (B,), one per row; k₃ is not clamped. A row without weight makes it nan.
+    Each row's weighted mean, then their mean. adv is (B,), one per row; k₃ is not clamped. A row
+    without weight makes it nan.
     """
     new, old, ref, action, adv, weight = data
     logp_new = log_prob_fn(new, action)

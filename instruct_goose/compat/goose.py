@@ -163,6 +163,7 @@ class RewardModel(nn.Module):
         input_ids: Int[Tensor, "batch time"],
         attention_mask: Shaped[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch"]:
+        "Score texts: σ(w·h) at each one's last token."
         if attention_mask is None:
             config: Any = self.model.config
             attention_mask = _text_mask(input_ids, config.eos_token_id, config.pad_token_id)
@@ -170,13 +171,14 @@ class RewardModel(nn.Module):
 
 # %% ../../nbs/guides/from_goose.ipynb #543aebe7
 class PairwiseLoss(nn.Module):
-    "`models.reward_model.PairwiseLoss`: −log σ(r_chosen − r_rejected), the mean over pairs."
+    "`models.reward_model.PairwiseLoss`: the mean of −log σ(r_chosen − r_rejected)."
 
     def forward(
         self,
         chosen_rewards: Shaped[Tensor, "batch *one"],
         rejected_rewards: Shaped[Tensor, "batch *one"],
     ) -> Float[Tensor, ""]:  # nats
+        "Compute the mean loss of pairs; scores may be columns."
         return reward.PairwiseLoss()(
             wide(chosen_rewards).flatten(), wide(rejected_rewards).flatten()
         )
@@ -193,7 +195,10 @@ class RLHFConfig:
 
 # %% ../../nbs/guides/from_goose.ipynb #899ea8af
 class RLHFTrainer(training.RLHFTrainer):
-    "`training.trainer.RLHFTrainer` with the old constructor. Everything else of it is here too."
+    """`training.trainer.RLHFTrainer` with the old constructor.
+
+    Everything else of it is here too.
+    """
 
     def __init__(
         self,
@@ -221,7 +226,7 @@ class RLHFTrainer(training.RLHFTrainer):
         rewards: Shaped[Tensor, "batch"],
         values: Shaped[Tensor, "batch"],
     ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:  # (Â, R̂)
-        "`gae` of responses that are one step long, each on its own: Â = r − V, R̂ = r."
+        "Compute `gae` of responses that are one step long: Â = r − V, R̂ = r."
         one = torch.ones_like(values[:, None], dtype=torch.bool)
         advantages, returns = gae(rewards[:, None].to(values), values[:, None], one)
         return advantages[:, 0], returns[:, 0]
@@ -256,7 +261,10 @@ class RLHFTrainer(training.RLHFTrainer):
         baseline: Shaped[Tensor, "batch"] | None = None,
         sampled_mask: Shaped[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, ""]:  # with gradient
-        "PPO's loss of responses just sampled; what is behind their first end does not count."
+        """PPO's loss of responses just sampled, with gradient.
+
+        What is behind their first end does not count. Raises as the new trainer's `compute_loss`.
+        """
         words = self._words(response_ids, response_attention_mask)
         return super().compute_loss(
             query_ids, query_attention_mask, response_ids, words, rewards, baseline, sampled_mask
@@ -284,7 +292,10 @@ class _Rows(torch.utils.data.Dataset):
 
 
 class PairDataset(_Rows):
-    "Items are (chosen ids, chosen mask, rejected ids, rejected mask), `max_length` long each."
+    """Pairs as token ids: (chosen ids, chosen mask, rejected ids, rejected mask).
+
+    Each `max_length` long, cut or padded.
+    """
 
     def __init__(
         self, dataset: Iterable, tokenizer: PreTrainedTokenizerBase, max_length: int = 1024
@@ -299,7 +310,7 @@ class PairDataset(_Rows):
 
 # %% ../../nbs/guides/from_goose.ipynb #da6d4852
 class PromptDataset(_Rows):
-    "Items are (ids, mask), `max_length` long each."
+    "Prompts as token ids: (ids, mask), `max_length` long each, cut or padded."
 
     def __init__(
         self, dataset: Iterable, tokenizer: PreTrainedTokenizerBase, max_length: int = 1024
@@ -308,9 +319,10 @@ class PromptDataset(_Rows):
 
 # %% ../../nbs/guides/from_goose.ipynb #efb918df
 class AgentObjective(nn.Module):
-    """mean(R(x) − β·log(π(x)/π_sft(x))) + γ·mean(log π(x)) over texts x: a number to watch.
+    """A number to watch: reward less KL to the SFT model, and γ·log π, over texts.
 
-    Ouyang et al. (2022) eq. 2. Its gradient is not the objective's: the texts are given.
+    mean(R(x) − β·log(π(x)/π_sft(x))) + γ·mean(log π(x)), Ouyang et al. (2022) eq. 2. Its gradient
+    is not the objective's: the texts are given.
     """
 
     def __init__(
@@ -331,6 +343,7 @@ class AgentObjective(nn.Module):
     def forward(
         self, input_ids: Int[Tensor, "batch time"], attention_mask: Shaped[Tensor, "batch time"]
     ) -> Float[Tensor, ""]:
+        "Compute the objective's value over a batch of texts."
         ids, mask = compact(input_ids, attention_mask, "right")
         first = ids[:, :1], mask[:, :1]  # it predicts the others
         others = ids[:, 1:], mask[:, 1:]

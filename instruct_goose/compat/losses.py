@@ -45,7 +45,10 @@ def _log_clip(x: SurrogateInputs) -> tuple[Tensor, Tensor, Tensor]:  # log ρ; t
 
 
 def gmpo(x: SurrogateInputs) -> Tensor:
-    "Â·exp(mean of log ρₜ, cut to [−ε, ε_high] where Â drives it on). Zhao et al. (2025)."
+    """Â·exp(mean of log ρₜ, cut to [−ε, ε_high] where Â drives it on).
+
+    Zhao et al. (2025).
+    """
     ell, too_low, too_high = _log_clip(x)
     cut = ell.clamp(-x.clip, x.clip if x.clip_high is None else x.clip_high)
     ell = torch.where(too_low | too_high, cut, ell)
@@ -55,7 +58,7 @@ def gmpo(x: SurrogateInputs) -> Tensor:
 
 
 def gmpo_held(x: SurrogateInputs) -> dict[str, Tensor]:
-    "The tokens whose log-ratio is cut."
+    "Find the tokens whose log-ratio `gmpo` cuts, by the side."
     _, too_low, too_high = _log_clip(x)
     return {"low": too_low, "high": too_high}
 

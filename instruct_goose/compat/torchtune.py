@@ -52,7 +52,10 @@ def get_rewards_ppo(
     kl_coeff: int | float,
     valid_score_idxs: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # total rewards, kl, −β·kl, (batch, time) each
-    "rₜ = −β·k₁ + score·[t = valid_score_idx]. No mask: padding is charged like the rest."
+    """rₜ = −β·k₁ + score·[t = valid_score_idx], or at the last column without one.
+
+    There is no mask: padding is charged like the rest.
+    """
     kl = k1(logprobs - ref_logprobs)
     charged = -kl_coeff * kl
     paid = charged.clone()
@@ -96,7 +99,10 @@ def truncate_sequence_at_first_stop_token(
     stop_tokens: Tensor,  # ids that end a response
     fill_value: int = 0,  # what stands behind the end
 ) -> tuple[Tensor, Tensor]:  # (True where filled, `sequences` itself)
-    "All behind the first stop token becomes `fill_value`: the complement of `response_mask`."
+    """Fill all behind the first stop token, in place.
+
+    What is filled is the complement of `response_mask`.
+    """
     time = min(1, sequences.ndim - 1)
     rows = sequences.movedim(time, -1)
     flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
@@ -112,7 +118,7 @@ def get_reward_penalty_mask(
     penalise_no_eos: bool = True,  # responses without any padding were cut off
     min_response_length: int | None = None,
 ) -> Tensor:  # (batch,), True where the score is to be replaced by a penalty
-    "No padding, so no end of text; or fewer tokens than asked for."
+    "Find responses without padding, so without an end, or shorter than asked for."
     mask = torch.zeros_like(seq_lens, dtype=torch.bool)
     if penalise_no_eos:
         mask = ~padding_masks.any(-1)
@@ -136,7 +142,10 @@ def truncate_sequence_for_logprobs(
     query_response_logits: Tensor,
     context_length: int,
 ) -> Tensor:  # (batch, response, vocab)
-    "The logits that predict the response: one position earlier, from the last query token on."
+    """Take the logits that predict the response.
+
+    They stand one position earlier, from the last query token on.
+    """
     return query_response_logits[:, context_length - 1 : -1]
 
 # %% ../../nbs/guides/from_torchtune.ipynb #54ef2fc6
@@ -146,7 +155,10 @@ def get_batch_log_probs(
     label_pad_token_id: int = -100,  # labels that do not count
     return_average_logprobs: bool = False,  # per token, not per sequence
 ) -> Tensor:  # (batch,)
-    "Σₜ log π(yₜ₊₁|y₁..ₜ) over the labels that count. Raises ValueError if the shapes differ."
+    """Add up log π(yₜ₊₁|y₁..ₜ) over the labels that count.
+
+    Raises ValueError if the shapes differ.
+    """
     if logits.shape[:-1] != labels.shape:
         raise ValueError(
             f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}: "
@@ -160,8 +172,11 @@ def get_batch_log_probs(
 
 # %% ../../nbs/guides/from_torchtune.ipynb #35ac20d9
 class PPOLoss(ppo.PPOLoss):
-    """`objective.ppo.PPOLoss` without its guards: it also takes what broadcasts, masks that are
-    weights and a clip of 0, stays in its dtype, and has the gradient of every input."""
+    """`objective.ppo.PPOLoss` without its guards.
+
+    It also takes what broadcasts, masks that are weights and a clip of 0, stays in its dtype, and
+    has the gradient of every input.
+    """
 
     def forward(
         self,
@@ -174,7 +189,7 @@ class PPOLoss(ppo.PPOLoss):
         padding_masks: Tensor | None = None,
         value_padding_masks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # scalars; the first has the gradient
-        "loss, policy_loss, value_loss, ratios, clipfrac."
+        "Compute (loss, policy_loss, value_loss, ratios, clipfrac)."
 
         def mean(x: Tensor, mask: Tensor | None) -> Tensor:
             return x.mean() if mask is None else masked_mean(x, mask)
@@ -224,7 +239,10 @@ class _PairLoss(nn.Module):
 
 # %% ../../nbs/guides/from_torchtune.ipynb #195e2a28
 class DPOLoss(_PairLoss):
-    "−(1 − ϵ)·log σ(β·ℓ) − ϵ·log σ(−β·ℓ) per pair, for any β and ϵ."
+    """−(1 − ϵ)·log σ(β·ℓ) − ϵ·log σ(−β·ℓ) per pair, for any β and ϵ.
+
+    ℓ is how much more than the reference the policy prefers the chosen response, in nats.
+    """
 
     def __init__(self, beta: int | float = 0.1, label_smoothing: int | float = 0.0):
         super().__init__()
@@ -233,6 +251,7 @@ class DPOLoss(_PairLoss):
         self.scale = beta
 
     def losses(self, ell: Tensor) -> Tensor:
+        "Compute −(1 − ϵ)·log σ(β·ℓ) − ϵ·log σ(−β·ℓ)."
         x = self.beta * ell
         eps = self.label_smoothing
         return -(1 - eps) * logsigmoid(x) - eps * logsigmoid(-x)
@@ -246,6 +265,7 @@ class RSOLoss(_PairLoss):
         self.gamma = self.scale = gamma
 
     def losses(self, ell: Tensor) -> Tensor:
+        "Compute max(0, 1 − γ·ℓ)."
         return torch.relu(1 - self.gamma * ell)
 
 # %% ../../nbs/guides/from_torchtune.ipynb #7ea8e633

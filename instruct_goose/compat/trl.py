@@ -105,8 +105,8 @@ INSTEAD = {  # TRL's name: (the value that needs nothing, what to do for any oth
         "the gain is .1 per update, a horizon of 10·batch_size; for another leave "
         "kl_target None and set trainer.beta in a callback",
     ),
-    "early_stopping": (False, "kl_early_stop, in nats per response; TRL's is per token"),
-    "target_kl": (1.0, "kl_early_stop, in nats per response; TRL's is per token"),
+    "early_stopping": (False, "max_kl_to_old, in nats per response; TRL's is per token"),
+    "target_kl": (1.0, "max_kl_to_old, in nats per response; TRL's is per token"),
     "ratio_threshold": (None, "dual_clip=3. bounds what such a minibatch can do"),
     "local_rollout_forward_batch_size": (64, "micro_batch_size. It changes no result"),
     "is_encoder_decoder": (None, "models that only decode"),
@@ -273,7 +273,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 
 class NotCarried(UserWarning):
-    "Settings of TRL's that differ from its defaults and have no place here."
+    "Settings of TRL's that differ from its defaults have no place here."
 
 # %% ../../nbs/guides/from_trl.ipynb #df682717
 def config_from_args(
@@ -399,10 +399,10 @@ def step(
     responses: Sequence[Int[Tensor, "_"]],  # what was sampled, the end token included
     scores: Sequence[Tensor | int | float],  # one per response
 ) -> dict[str, float | int | None]:  # metrics
-    """Do what TRL 0.11's PPOTrainer.step does, on responses made elsewhere by the present policy.
+    """Do what TRL 0.11's PPOTrainer.step does, on responses made elsewhere.
 
-    That is: rewards, advantages and optimizer steps. Raises ValueError for lists of different
-    lengths, and as `RLHFTrainer.advantages` and `optimize` do.
+    The present policy made them. It is given rewards, advantages and optimizer steps. Raises
+    ValueError for lists of different lengths, and as `RLHFTrainer.advantages` and `optimize` do.
     """
     if not len(queries) == len(responses) == len(scores):
         raise ValueError(

@@ -29,7 +29,7 @@ import torch
 from torch import distributed as dist, Tensor
 from tqdm import tqdm
 
-from .checks import deferred_checks
+from .tensor_checks import deferred_checks
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00005
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # told to each process
@@ -67,9 +67,10 @@ def rank() -> int:
 
 # %% ../../nbs/guides/several_processes.ipynb #61203e93
 def find_device(name: str) -> torch.device:  # "auto", "cpu", "cuda"
-    """Find the device of this process: "auto" is cuda where there is one, each process its own.
+    """Find the device of this process; "auto" is cuda where there is a GPU, else cpu.
 
-    Raises ValueError for "cuda" where there is no GPU.
+    Several processes are joined first, and each has a GPU of its own. Raises ValueError for "cuda"
+    where there is no GPU, and ConnectionError as `init_processes`.
     """
     init_processes()
     has_gpu = torch.cuda.is_available()
@@ -110,7 +111,7 @@ class PeerFailed(RuntimeError):
 
 # %% ../../nbs/guides/several_processes.ipynb #334ee165
 def gather_results(work: Callable[[], T]) -> list[T]:
-    """Do work in each process, and return the results of all, in the order of their ranks.
+    """Do work in each process, and return the results of all, in order of rank.
 
     What `work` raises in one process, Ctrl-C too, ends the others with PeerFailed: no process
     is left waiting. Raises ConnectionError if a process has gone, or is silent for longer than
@@ -182,7 +183,10 @@ def serialize(x: object) -> bytes:
 
 
 def deserialize(data: bytes) -> Any:
-    "Read what `serialize` wrote. Tensors of a GPU come to this process's GPU."
+    """Read what `serialize` wrote. Tensors of a GPU come to this process's GPU.
+
+    Raises pickle.UnpicklingError for a type that is not allowed, see `all_gather_object`.
+    """
 
     def to_own_device(storage: Any, device: str) -> Any:
         return storage if device == "cpu" else storage.cuda()
@@ -192,7 +196,10 @@ def deserialize(data: bytes) -> Any:
 # %% ../../nbs/guides/several_processes.ipynb #ea0dbca2
 @contextmanager
 def explain_lost_peer() -> Iterator[None]:
-    "Raise ConnectionError, in plain words, for what torch raises when a process is missing."
+    """Turn what torch raises in the block when a process is missing into plain words.
+
+    Raises ConnectionError for RuntimeError and TimeoutError.
+    """
     try:
         yield
     except (RuntimeError, TimeoutError) as e:
@@ -204,7 +211,7 @@ def explain_lost_peer() -> Iterator[None]:
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00007
 def on_main(work: Callable[[], T]) -> T:
-    """Do work in the main process alone, and return its result in all; they wait for it.
+    """Do work in the main process alone, and return its result in all; they wait.
 
     Raises PeerFailed in the other processes if it fails.
     """
@@ -213,7 +220,10 @@ def on_main(work: Callable[[], T]) -> T:
 
 
 def require_equal(what: str, value: object, cure: str) -> None:
-    "Raises ValueError unless the value is the same in all processes."
+    """Compare a value over the processes: it must be the same in all.
+
+    Raises ValueError, in which `what` differs between whom; `cure` says what to do.
+    """
     for peer, other in enumerate(gather_results(lambda: value)):
         if other != value:
             raise ValueError(f"{what} differ between process {rank()} and process {peer}: {cure}")
@@ -236,7 +246,10 @@ def all_reduce(tensors: Sequence[Tensor]) -> None:
 
 
 def full_tensor(x: Any) -> Any:
-    "Put a sharded tensor together, in all processes at once; anything else stays as it is."
+    """Put a sharded tensor together, in all processes at once.
+
+    Anything else stays as it is.
+    """
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 # %% ../../nbs/guides/several_processes.ipynb #99cf81c5
@@ -322,7 +335,10 @@ def run_workers(
 def run_worker(
     i: int, files: Sequence[Path], work: Callable[[], object], seconds: int | float
 ) -> None:
-    "Join the group as process i, do its part, and leave the result or the error in its file."
+    """Join the group as process i, do its part, and leave the result in file i.
+
+    Where the work raises, the error's text is left there. The process ends here.
+    """
     torch.set_num_threads(1)  # OpenMP's threads are not forked along: it would wait for them
     try:
         dist.init_process_group(
@@ -360,12 +376,15 @@ class ProgressBar(tqdm):
         )
 
     def step(self, numbers: str) -> None:
-        "Count one more step; `numbers` stands behind the bar."
+        "Count one more step; the text `numbers` stands behind the bar."
         self.set_postfix_str(numbers, refresh=False)
         self.update()
 
 
 def is_terminal() -> bool:
-    "Does somebody watch standard error? What stands in its place may not be able to say."
+    """Does somebody watch standard error?
+
+    What stands in its place may not be able to say: then nobody does.
+    """
     isatty = getattr(sys.stderr, "isatty", None)
     return isatty is not None and isatty()

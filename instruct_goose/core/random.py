@@ -66,7 +66,7 @@ class ShardedGenerator(torch.Generator):
         return numbers[self.own_rows]
 
     def catch_up(self, most: int) -> None:
-        """Move the shared generator to where one process, which draws `most` times, leaves it.
+        """Move the shared generator to where one process, drawing `most` times, leaves it.
 
         If no process has drawn (`most` is 0), it moves on by one number, so that the next
         ShardedGenerator has another seed.
@@ -81,7 +81,10 @@ def uniforms(
     n: int,
     generator: torch.Generator | None,  # None: torch's global one
 ) -> Float[Tensor, "n"]:
-    "Draw one float64 in [0, 1) for each of n rows."
+    """Draw one float64 in [0, 1) for each of n rows, on the CPU.
+
+    A ShardedGenerator draws for the rows of this process; n is their number.
+    """
     if isinstance(generator, ShardedGenerator):
         return generator.uniform()
     return torch.rand(n, dtype=torch.float64, generator=generator)
@@ -97,17 +100,17 @@ class RandomState:
         self.own = dict(own or {})
 
     def state_dict(self) -> State:
-        "Where each generator stands."
+        "Read where each generator stands, see `random_state`."
         return random_state(self.own)
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        "Raises ValueError for the state of other generators, or one that is malformed."
+        "Raise ValueError for the state of other generators, or one that is malformed."
         here = random_state(self.own)
         set_random_state(state, self.own)
         set_random_state(here, self.own)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        "Put each generator where it stood."
+        "Put each generator where it stood. Raises ValueError as `check_state_dict`."
         set_random_state(state, self.own)
 
 
@@ -127,7 +130,10 @@ def stage_seed(seed: int, name: str) -> int:
 # %% ../../nbs/reference/core/random.ipynb #93af9fc6
 @contextmanager
 def torch_threads(n: int) -> Iterator[None]:
-    "Use n torch threads inside the block: on one machine the same seed then gives the same sums."
+    """Use n torch threads inside the block.
+
+    On one machine the same seed and number of threads give the same sums to the bit.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:

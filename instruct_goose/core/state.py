@@ -30,7 +30,7 @@ from .checks import check_values, NotNegative, shorten
 
 # %% ../../nbs/reference/core/state.ipynb #28b90dff
 def environment() -> dict[str, str | int]:
-    """Collect what rounding depends on: processor, threads, machine and torch's version.
+    """Collect what rounding depends on: processor, threads, machine and torch.
 
     Two runs with equal environments, seeds and shapes give numbers that are equal to the bit.
     """
@@ -54,7 +54,10 @@ def differences(before: Mapping, now: Mapping) -> str:
 
 
 def require_same_settings(before: Mapping, now: Mapping, what: str = "the checkpoint") -> None:
-    "Compare settings. Raises ValueError naming each one that differs."
+    """Compare the settings `what` was made with to those of now.
+
+    Raises ValueError naming each one that differs.
+    """
     changes = differences(before, now)
     if changes:
         raise ValueError(
@@ -160,11 +163,11 @@ TENSOR = "__tensor__"  # marks the place of a tensor in a record
 
 
 def flatten(state: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Tensor], dict]:
-    """Divide a state into its tensors, by path ("learner/model/weight"), and the rest, for JSON.
+    """Divide a state into its tensors, by path ("learner/model/weight"), and the rest.
 
-    Where a tensor stood, the record names its path. Raises TypeError for what would not come
-    back from a file: keys that are no text, tensors inside lists, values that JSON does not have
-    (NaN, sets, numpy's numbers); ValueError for two tensors with one path.
+    The rest is a record for JSON, in which a tensor's place names its path. Raises TypeError for
+    what would not come back from a file: keys that are no text, tensors inside lists, values that
+    JSON does not have (NaN, sets, numpy's numbers); ValueError for two tensors with one path.
     """
     tensors: dict[str, Tensor] = {}
     record: dict[str, Any] = {}
@@ -190,7 +193,7 @@ def flatten(state: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Tenso
 
 
 def require_json(value: object, path: str) -> None:
-    "Raises TypeError, naming the path, for a value that JSON does not have."
+    "Raise TypeError, naming the path, for a value that JSON does not have."
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
@@ -201,7 +204,10 @@ def require_json(value: object, path: str) -> None:
 
 
 def unflatten(tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> State:
-    "Put a state together that `flatten` has divided. Raises ValueError if a tensor is missing."
+    """Put a state together that `flatten` has divided.
+
+    Raises ValueError if a tensor is missing.
+    """
     state: State = {}
     for name, value in record.items():
         if not isinstance(value, Mapping):
@@ -216,7 +222,7 @@ def unflatten(tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> State
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], state: Mapping[str, Any]) -> State:
-    "Copy a state, with `function` of each tensor."
+    "Copy a state of nested dictionaries, with `function` of each tensor in it."
     result: State = {}
     for name, value in state.items():
         if torch.is_tensor(value):
@@ -235,10 +241,10 @@ def optimizer_state(
     optimizer: Optimizer,
     parameters: Mapping[str, Tensor],  # that it may move, by name, as from `named_tensors`
 ) -> tuple[dict[str, dict[str, Tensor]], list[dict]]:
-    """Read an optimizer's memory: moments[moment][parameter], and its groups as JSON has them.
+    """Read an optimizer's memory, moments[moment][parameter], and its groups.
 
-    A group is {"params": {name: [its moments]}, "settings": {…}}. Tensors are not copied.
-    Raises ValueError for an optimizer that moves other parameters.
+    Groups are as JSON has them: {"params": {name: [its moments]}, "settings": {…}}. Tensors are not
+    copied. Raises ValueError for an optimizer that moves other parameters.
     """
     names = {id(p): name for name, p in parameters.items()}
     moments: dict[str, dict[str, Tensor]] = {}
@@ -267,7 +273,11 @@ def load_optimizer(
     moments: Moments,
     groups: Sequence[Mapping],
 ) -> None:
-    "Give an optimizer its memory and learning rates back, after `check_optimizer`."
+    """Give an optimizer its memory and learning rates back.
+
+    `moments` and `groups` are what `optimizer_state` read, and `check_optimizer` has checked.
+    Moments are copied. Other settings stay the optimizer's own.
+    """
     names = [name for group in groups for name in group["params"]]
     index_of = {name: i for i, name in enumerate(names)}
     state = defaultdict(dict)
@@ -342,7 +352,10 @@ def _fits_parameter(moment: Tensor, parameter: Tensor) -> bool:
 
 # %% ../../nbs/reference/core/state.ipynb #077ab131
 def warn_of_other_environment(before: Mapping) -> None:
-    "Warn where the run goes on with other libraries or threads than it began with."
+    """Warn where a run goes on with other libraries or threads than it began with.
+
+    `before` is what `environment` was.
+    """
     changes = differences(before, environment())
     if changes:
         warnings.warn(
@@ -364,7 +377,7 @@ class Stateful(Protocol):
         ...
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        "Raises ValueError for what is no state of this part. Changes nothing."
+        "Raise ValueError for what is no state of this part. Changes nothing."
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         "Go on from a state that has been checked."
@@ -372,22 +385,32 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class StageStore(Protocol):
-    "Where one stage of a run keeps its state, and finds it again."
+    """Where one stage of a run keeps its state, and finds it again.
+
+    The loop of a stage begins at `saved`, moves weights inside `update`, and tells after each step
+    how far it is; the store decides when a copy is due. `runs.resume` has one on the disk.
+    """
 
     @property
     def saved(self) -> State | None:
         "The newest state; None: the stage begins at its beginning."
         ...
 
-    def update(self) -> AbstractContextManager[None]:
-        "The block in which the weights move: a signal waits until it has ended."
+    def moving_weights(self) -> AbstractContextManager[None]:
+        "The block of an optimizer step: a signal waits until it has ended."
         ...
 
-    def reached(self, done: int, total: int, state: Callable[[], State]) -> None:
-        "`done` of `total` steps are whole. `state` can be asked for until the next `update`."
+    def mark_reached(self, done: int, total: int, state: Callable[[], State]) -> None:
+        """Take note that `done` of `total` steps are whole.
+
+        `state` can be asked for until the next step begins, in case the run is stopped before it.
+        """
 
     def after_step(self, done: int, total: int, state: Callable[[], State]) -> None:
-        "`done` of `total` steps are done; `state` is asked for where a copy is due."
+        """Take note that `done` of `total` steps are done, and save where a copy is due.
+
+        `state` is asked for where it is.
+        """
 
 # %% ../../nbs/reference/core/state.ipynb #a45ea2a3
 FREE_SETTINGS = (  # change no number of a run
@@ -451,7 +474,10 @@ def fingerprint_module(
 
 
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    "Compute the SHA-256 of its words, their ids, the special ones, and how it cuts a text."
+    """Compute the SHA-256 of a tokenizer, as hexadecimal digits.
+
+    Of its words, their ids, the special ones, and how it cuts a text; not of its padding.
+    """
     parts = {"words": tokenizer.get_vocab(), "special": tokenizer.special_tokens_map}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:

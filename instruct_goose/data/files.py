@@ -108,13 +108,19 @@ def encoding_of(start: bytes) -> str:  # the first four bytes of a file
 
 
 def read_lines(path: str) -> Iterator[str]:
-    "Yield the lines of a file; a byte that is not UTF-8 becomes half a surrogate pair."
+    """Yield the lines of a file, without a byte-order mark.
+
+    A byte that is not UTF-8 becomes half a surrogate pair, which `check_text` refuses.
+    """
     with open_text(path) as file:
         yield from file
 
 
 def check_text(where: str, text: str) -> None:
-    "Raise BadRow for a byte that was not UTF-8, and for half a surrogate pair."
+    """Check that a text was UTF-8 when it was read.
+
+    Raises BadRow for a byte that was not, and for half a surrogate pair.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as e:
@@ -145,7 +151,10 @@ def parse_json(text: str) -> Any:
 
 
 def read_jsonl(path: str) -> Iterator[LocatedRow]:
-    "Yield one JSON value a line; blank lines are left out."
+    """Yield one JSON value a line; blank lines are left out.
+
+    A line that is not JSON is yielded as the BadRow for it.
+    """
     for number, line in enumerate(read_lines(path), 1):
         where = f"{path}, line {number}"
         if not line.strip():

@@ -26,6 +26,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from ..core.checks import install, shorten
+from ..core.files import require_rows_file
 from instruct_goose.data.files import (
     BadRow,
     batch_rows,
@@ -73,7 +74,10 @@ def load_prompts(
     source: Source,  # a file, a data set, a table of pandas, or an iterable of rows
     **options: Any,  # as for `stream_prompts`, without repeat
 ) -> list[Row]:  # for `RLHFTrainer.train`
-    "Load all prompts of a source, in their order. Raises what `stream_prompts` raises."
+    """Load all prompts of a source, in their order.
+
+    Raises what `stream_prompts` raises.
+    """
     return list(stream_prompts(source, repeat=False, **options))
 
 # %% ../../nbs/reference/data/load.ipynb #a630add8
@@ -115,13 +119,16 @@ def load_pairs(
     source: Source,  # a file, a data set, a table of pandas, or an iterable of rows
     **options: Any,  # as for `stream_pairs`, without repeat
 ) -> list[Row]:  # for `PairDataset`, `train_reward_model` and `train_dpo`
-    "Load all pairs of a source, in their order. Raises what `stream_prompts` raises."
+    """Load all pairs of a source, in their order.
+
+    Raises what `stream_prompts` raises.
+    """
     return list(stream_pairs(source, repeat=False, **options))
 
 # %% ../../nbs/reference/data/load.ipynb #f4f97a47
 @dataclass(frozen=True)
 class RowKind:
-    "Say what is made of a row: a prompt, a prompt with an answer, or a pair."
+    "What is made of a row: a prompt, a prompt with an answer, or a pair."
 
     make: Callable[[object, str, Mapping[str, str], bool], ReadRow]  # row, where, columns, chat
     sides: tuple[str, ...]  # what stands behind the prompt
@@ -136,7 +143,7 @@ PAIRS = RowKind(read_pair, ("chosen", "rejected"), ("prompt", "messages", "chose
 
 @dataclass(frozen=True)
 class ReadOptions:
-    "Hold the options of `stream_prompts` and its relatives, which say what they mean."
+    "The options of `stream_prompts` and its relatives, which say what they mean."
 
     tokenizer: PreTrainedTokenizerBase | None = None
     max_length: int | None = None
@@ -147,7 +154,10 @@ class ReadOptions:
     repeat: bool = False
 
     def make(self, kind: RowKind, where: str, row: object) -> ReadRow:
-        "Make what a kind says of a row. Raises BadRow."
+        """Make what a kind says of a row that stands at `where`.
+
+        Raises BadRow for a row that cannot be used or is too long.
+        """
         if isinstance(row, BadRow):
             raise row
         made = kind.make(row, where, dict(self.columns or {}), has_template(self.tokenizer))
@@ -202,7 +212,10 @@ def read_once(
     options: ReadOptions,
     report: dict,  # is filled
 ) -> Iterator[Row]:
-    "Yield what is made of each row once, and count rows in the report. Raises BadRow."
+    """Yield what is made of each row once, and count rows in the report.
+
+    Raises BadRow, unless bad rows are skipped.
+    """
     report |= {"rows": 0, "kept": 0, "duplicates": 0, "skipped": {}, "examples": [], "unused": []}
     seen = set()
     for where, row in read_rows(source):
@@ -228,7 +241,7 @@ def read_once(
 
 # %% ../../nbs/reference/data/load.ipynb #a3ba7595
 def check_report(source: Source, report: Mapping) -> None:
-    """Warn of rows that were skipped, and of columns that are not used.
+    """Warn of rows that were skipped, with counts and the first, and of columns not used.
 
     Raises ValueError where no row is left.
     """
@@ -272,7 +285,10 @@ def format_of(path: str) -> str:  # "": it is not known
 
 
 def read_rows(source: Source) -> Iterator[LocatedRow]:
-    "Yield the rows of a source; of a file, through the reader that its suffix names."
+    """Yield the rows of a source, each with where it stands.
+
+    Of a file, through the reader that its suffix names.
+    """
     if not isinstance(source, str | os.PathLike):
         return _object_rows(source)
     path = os.fspath(source)
@@ -379,7 +395,10 @@ def check_length(
     max_length: int,  # tokens
     where: str,
 ) -> None:
-    "Raise BadRow for a prompt, or a prompt with an answer, of more tokens than max_length."
+    """Check that a prompt, or a prompt with each answer, has at most max_length tokens.
+
+    Raises BadRow for one that has more.
+    """
     prompt = row["prompt"]
     wholes = {f"prompt and {side}": prompt + row[side] for side in sides} or {"the prompt": prompt}
     for name, whole in wholes.items():
@@ -419,7 +438,11 @@ def count_tokens(
 
 # %% ../../nbs/reference/data/load.ipynb #c5e1ad03
 def check_source(source: Source, repeat: bool = False) -> None:
-    "Raises FileNotFoundError, TypeError or ValueError for what is no source, before it is read."
+    """Check that a source can be read, before it is.
+
+    Raises FileNotFoundError for a missing file, TypeError for what holds no rows, ValueError for a
+    file of another format and for a generator that would have to be read again.
+    """
     if isinstance(source, str | os.PathLike):
         check_path(os.fspath(source))
         return
@@ -447,11 +470,7 @@ def check_path(path: str) -> None:
                 f"data set by datasets.load_dataset({path!r}, split='train')"
             )
         return
-    if not os.path.isfile(path):
-        raise FileNotFoundError(
-            f"no file {shorten(path)}. A data set of the Hub is passed as "
-            "datasets.load_dataset(name, split='train'), texts as a list"
-        )
+    require_rows_file(path)
     if not format_of(path):
         raise ValueError(
             f"{path}: the suffix tells the format, and it is none of {', '.join(FORMATS)}, "

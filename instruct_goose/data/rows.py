@@ -529,7 +529,7 @@ def shared_opening(
     rejected: Sequence[dict],
     where: str,
 ) -> list[dict]:
-    """Find the turns before both responses: given, or what the two conversations share.
+    """Find the turns before both responses: given, or shared by the conversations.
 
     Raises BadRow where there are none, or where the prompt is not among them.
     """
@@ -561,7 +561,7 @@ def shared_opening(
 
 # %% ../../nbs/reference/data/rows.ipynb #08a78f1a
 def is_turns(value: object) -> TypeGuard[list | tuple]:
-    "Whether it is a conversation rather than a text."
+    "Is it a conversation, rather than a text?"
     return isinstance(value, list | tuple)
 
 
@@ -596,7 +596,10 @@ def _parsed(text: str) -> Any:  # None: it cannot be read
 
 
 def require_object(row: object, where: str) -> Mapping:
-    "Return the row. Raises BadRow if it has no named columns."
+    """Return the row, if it has named columns.
+
+    Raises BadRow if it has not.
+    """
     if not isinstance(row, Mapping):
         raise BadRow(
             "shape",
@@ -612,7 +615,10 @@ def require_text(
     where: str,
     blank: bool = False,  # it may be empty
 ) -> str:
-    "Return a text. Raises BadRow for what is no text, is empty, or is no UTF-8."
+    """Return a text, if it is one.
+
+    Raises BadRow for what is no text, is empty unless it may be, or is not UTF-8.
+    """
     if not isinstance(value, str):
         reason = "empty" if value is None else "type"
         raise BadRow(reason, where, f"{name} is {shorten(value)}, expected text")

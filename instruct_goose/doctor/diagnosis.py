@@ -38,7 +38,10 @@ LADDER = "instruct-goose probe --trainer module:Class"  # what to do when nothin
 
 
 def nothing_found(metrics: Sequence[Mapping[str, object]] = ()) -> str:
-    "Say what it means that there is no finding, and what to do next."
+    """Say what it means that there is no finding, and what to do next.
+
+    Another text for the log of a supervised stage, for which there are three rules.
+    """
     if not is_rl_log(metrics):
         return (
             "The three rules for a supervised stage find nothing: chosen texts that become "
@@ -54,7 +57,7 @@ def nothing_found(metrics: Sequence[Mapping[str, object]] = ()) -> str:
 def untried_rules(
     metrics: Sequence[Mapping[str, object]], tokens: Mapping[int, Sequence[Mapping]]
 ) -> list[str]:
-    "The names of the rules that lack a metric or a column of the tokens."
+    "Name the rules that lack a metric, or a column of the recorded tokens."
     logged = {name for row in metrics for name, value in row.items() if value is not None}
     recorded: set[str] = set()
     for responses in tokens.values():

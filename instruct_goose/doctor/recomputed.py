@@ -29,15 +29,21 @@ from .rules import above_limit, last_quarter, Rule, Run
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #d0c70002
 def other_rows_learnt(run: Run) -> str | None:
-    "Each epoch goes once over all rows, unless a setting leaves some out."
+    """Each epoch goes once over all rows, unless a setting leaves some out.
+
+    Evidence is a learnt_apart above 0.001.
+    """
     config = run.config
-    if config is None or config.kl_early_stop or config.mask_truncated or config.drop_flat:
+    if config is None or config.max_kl_to_old or config.mask_truncated or config.drop_flat_groups:
         return None
     return above_limit(run, "learnt_apart", 1e-3)
 
 
 def optimizer_steps(run: Run) -> str | None:
-    "From one iteration to the next the optimizer grows older by one step for each update."
+    """The optimizer grows older by one step for each update.
+
+    Compared are iterations that follow each other.
+    """
     rows = run.rows("iteration", "optimizer_age", "updates")
     for (before, age_before, _), (iteration, age, updates) in pairwise(rows):
         steps = age - age_before
@@ -47,7 +53,10 @@ def optimizer_steps(run: Run) -> str | None:
 
 
 def other_schedule(run: Run) -> str | None:
-    "The learning rate is its first value times the schedule's factor."
+    """The learning rate is its first value times the schedule's factor.
+
+    Evidence is a difference of 0.1 % in more than a quarter of the iterations.
+    """
     config = run.config
     if config is None:
         return None
@@ -73,7 +82,10 @@ def other_schedule(run: Run) -> str | None:
 
 
 def other_step_size(run: Run) -> str | None:
-    "One of Adam's steps moves a weight by about the learning rate, by three times it at most."
+    """One of Adam's steps moves a weight by about the learning rate.
+
+    Evidence is a median of three times that, or of a 500th. For a constant learning rate.
+    """
     config = run.config
     if config is None or not run["optimizer_age"] or config.lr_schedule != "constant":
         return None
@@ -88,7 +100,10 @@ def other_step_size(run: Run) -> str | None:
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #43babe6a
 def parts_stand_still(run: Run) -> str | None:
-    "Tensors of the policy that have a gradient move, where rounding lets them."
+    """Tensors of the policy that have a gradient move.
+
+    Not looked for where rounding can hold them: in half precision, or at an lr below 10⁻⁶.
+    """
     still = run["tensors_still"]
     lr = run["lr"]
     if not still or not lr or not run["optimizer_age"]:
@@ -100,7 +115,7 @@ def parts_stand_still(run: Run) -> str | None:
 
 
 def other_discount(run: Run) -> str | None:
-    "γ and λ, read off the returns, are those of the settings."
+    "γ and λ, read off the returns, are those of the settings, to 0.01 (median)."
     for name, letter in (("gamma", "γ"), ("lam", "λ")):
         in_returns = run[f"return_{name}"]
         in_settings = run.setting(name)
@@ -125,7 +140,7 @@ def reference_moves(run: Run) -> str | None:
 
 
 def prompts_cut(run: Run) -> str | None:
-    "The model reads every prompt as a whole."
+    "The model reads every prompt as a whole, unless groups were dropped."
     worst = min(run["prompts_kept"], default=1.0)
     if worst >= 1 or any(run["groups_dropped"]):
         return None
@@ -133,12 +148,12 @@ def prompts_cut(run: Run) -> str | None:
 
 
 def prompts_that_end(run: Run) -> str | None:
-    "No prompt ends in a token that ends a response."
+    "No prompt ends in a token that ends a response; 1 % may."
     return above_limit(run, "prompts_ended", 0.01)
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #ab6be195
 def learnt_rows_held_out(run: Run) -> str | None:
-    "No held-out row is a training row."
+    "No held-out row is a training row, by the summary of a supervised stage."
     learnt = run.setting("held_out_seen")
     if not learnt:
         return None
@@ -146,7 +161,7 @@ def learnt_rows_held_out(run: Run) -> str | None:
 
 
 def few_pairs(run: Run) -> str | None:
-    "An accuracy near 1 is that of a hundred held-out pairs or more."
+    "An accuracy of 0.95 or more is that of a hundred held-out pairs or more."
     accuracy = run.setting("pair_accuracy")
     pairs = run.setting("held_out_rows")
     if accuracy is None or pairs is None or accuracy < 0.95 or pairs >= 100:
@@ -155,7 +170,11 @@ def few_pairs(run: Run) -> str | None:
 
 
 def chosen_falls(run: Run) -> str | None:
-    "The log-probability of the chosen texts does not fall by more than 1 nat and 5 %."
+    """The chosen texts do not become less likely.
+
+    Evidence is a fall of more than 1 nat per text and 5 %, from the first three logged steps to the
+    last quarter, of eight or more.
+    """
     logprobs = run["chosen_logprob"]
     if len(logprobs) < 8:
         return None
@@ -168,7 +187,7 @@ def chosen_falls(run: Run) -> str | None:
 # %% ../../nbs/reference/doctor/recomputed.ipynb #951d2713
 @dataclass
 class RecordedResponse:
-    "One response of tokens.jsonl; its columns hold the tokens that the policy sampled."
+    "One response of tokens.jsonl, with columns of the tokens the policy sampled."
 
     iteration: int
     metrics: Mapping[str, int | float]  # of its iteration
@@ -180,7 +199,10 @@ class RecordedResponse:
 
 
 def recorded_responses(run: Run, *needs: str) -> Iterator[RecordedResponse]:
-    "The responses of logged iterations that have these columns, whole and finite."
+    """Yield the responses of logged iterations that have these columns.
+
+    A column that lacks a number is not there; tokens that the policy did not sample are left out.
+    """
     metrics_of = {row["iteration"]: row for row in run.metrics}
     for iteration, responses in run.tokens.items():
         if iteration not in metrics_of:
@@ -192,7 +214,10 @@ def recorded_responses(run: Run, *needs: str) -> Iterator[RecordedResponse]:
 
 
 def sampled_columns(record: Mapping, names: Sequence[str]) -> dict[str, Tensor]:
-    "Columns of a recorded response at the tokens that the policy sampled; only whole ones."
+    """Take columns of a recorded response at the tokens that the policy sampled.
+
+    (T,) each, float64; only those that have all their numbers.
+    """
     given = record.get("given") or [False] * len(record["tokens"])
     if all(given):
         return {}
@@ -207,7 +232,7 @@ def sampled_columns(record: Mapping, names: Sequence[str]) -> dict[str, Tensor]:
 
 
 class Comparison(NamedTuple):
-    "Recorded numbers of one response beside those by hand, a tensor (n,) each."
+    "Recorded numbers of one response beside those by hand, (n,) each."
 
     iteration: int
     recorded: Tensor
@@ -216,7 +241,10 @@ class Comparison(NamedTuple):
 
 
 def disagreement(comparisons: Sequence[Comparison], what: str, share: float = 0.05) -> str | None:
-    "Evidence where two numbers or more, and more than this share, are beyond their tolerance."
+    """Give evidence where recorded numbers are beyond their tolerance.
+
+    Two or more must be, and more than `share` of those that are known; `what` names them.
+    """
     if not comparisons:
         return None
     recorded = torch.cat([comparison.recorded for comparison in comparisons])
@@ -247,7 +275,10 @@ KL_BY_HAND: dict[str, Callable[[Tensor], Tensor]] = {  # of ℓ = log π − log
 
 
 def kl_charges(run: Run) -> Iterator[tuple[RecordedResponse, Tensor]]:
-    "Responses with one score each, and β·k(ℓₜ) of each token where the KL is in the rewards."
+    """Yield responses with one score each, and β·k(ℓₜ) of each of their tokens.
+
+    The charge is 0 where the KL is in the loss. Nothing where settings or estimator are not known.
+    """
     config = run.config
     if config is None:
         return
@@ -262,7 +293,7 @@ def kl_charges(run: Run) -> Iterator[tuple[RecordedResponse, Tensor]]:
 
 
 def kl_charge_off(run: Run) -> str | None:
-    "rₜ = −β·k(ℓₜ) before the last token."
+    "rₜ = −β·k(ℓₜ) before the last token, to 0.3 %."
     comparisons = []
     for response, charge in kl_charges(run):
         recorded = response["rewards"][:-1]
@@ -273,7 +304,11 @@ def kl_charge_off(run: Run) -> str | None:
 
 
 def score_off(run: Run) -> str | None:
-    "r_T + β·k(ℓ_T) is the score, scaled as the settings say."
+    """r_T + β·k(ℓ_T) is the score, scaled as the settings say, to 0.3 %.
+
+    Not looked for with reward_weighting='scaled' or reward_scaling='running', or where
+    `kl_charge_off` has found something.
+    """
     config = run.config
     if config is None or config.reward_weighting == "scaled" or config.reward_scaling == "running":
         return None
@@ -298,7 +333,7 @@ def score_off(run: Run) -> str | None:
 def gae_by_hand(
     response: RecordedResponse, values: Tensor, gamma: float, lam: float
 ) -> list[float]:
-    "δₜ = rₜ + γVₜ₊₁ − Vₜ, Âₜ = δₜ + γλÂₜ₊₁, from the last token back."
+    "Compute δₜ = rₜ + γVₜ₊₁ − Vₜ and Âₜ = δₜ + γλÂₜ₊₁, from the last token back."
     next_advantage = 0.0
     next_value = 0.0
     advantages = []
@@ -314,7 +349,10 @@ def gae_by_hand(
 
 
 def compared_by_hand(response: RecordedResponse, config: RLHFConfig) -> float:
-    "A response's total reward beside those of its group, or the greedy one."
+    """Compare a response's total reward with those of its group, or the greedy one.
+
+    As config.advantage says, before whitening. The record has `baseline` or `group`.
+    """
     total = response["rewards"].sum().item()
     if config.advantage == "greedy":
         return total - response.record["baseline"]
@@ -328,7 +366,7 @@ def compared_by_hand(response: RecordedResponse, config: RLHFConfig) -> float:
 
 
 def group_scale(group: Sequence[float], config: RLHFConfig) -> float:
-    "What GRPO divides by: the standard deviation of the group's totals, and a little more."
+    "What GRPO divides by: the standard deviation of the group's totals, plus 10⁻⁴."
     spread = stdev(group) if config.group_ddof else pstdev(group)
     return spread + 1e-4
 
@@ -353,7 +391,10 @@ class AdvantagesByHand(NamedTuple):
 
 
 def advantages_by_hand(run: Run, *needs: str) -> Iterator[AdvantagesByHand]:
-    "Â before whitening of each recorded response that has all it takes."
+    """Yield Â before whitening of each recorded response that has all it takes.
+
+    That is what COMPARED_WITH says of config.advantage, and the columns `needs`.
+    """
     config = run.config
     if config is None or config.advantage not in COMPARED_WITH:
         return
@@ -382,7 +423,11 @@ def advantages_by_hand(run: Run, *needs: str) -> Iterator[AdvantagesByHand]:
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #b7fd5299
 def advantages_off(run: Run) -> str | None:
-    "Recorded advantages are those of rewards and values, whitened by the logged mean and std."
+    """Recorded advantages are those of rewards and values, to 1 % and rounding.
+
+    Whitened by the logged mean and standard deviation, where the settings whiten. Responses of
+    which all is rounding are left out.
+    """
     comparisons = []
     whitens = run.config is not None and run.config.whiten_advantages
     for response, raw, rounding in advantages_by_hand(run, "advantages"):
@@ -408,7 +453,10 @@ def advantages_off(run: Run) -> str | None:
 def token_shares(
     responses: Sequence[RecordedResponse], config: RLHFConfig
 ) -> list[float]:  # one per response; []: it is not known
-    "What each token of a response counts in the loss's mean over these responses."
+    """Compute what each token of a response counts in the loss's mean over these.
+
+    They are all responses of an iteration; (T,) `moved` says how long each is.
+    """
     lengths = [len(response["moved"]) for response in responses]
     n = len(responses)
     if config.aggregation == "token_mean":
@@ -425,7 +473,7 @@ def token_shares(
 
 
 def responses_with_shares(run: Run, *needs: str) -> Iterator[tuple[RecordedResponse, float]]:
-    "Responses of iterations that are whole, and what each of their tokens counts."
+    "Yield responses of whole iterations, and what each of their tokens counts."
     if run.config is None:
         return
     by_iteration = defaultdict(list)
@@ -438,7 +486,7 @@ def responses_with_shares(run: Run, *needs: str) -> Iterator[tuple[RecordedRespo
 
 
 def log_ratios(moved: Tensor, level: str) -> Tensor:
-    "log ρ of each token, from log π − log π_old, by ratio_level."
+    "Compute log ρ of each token, from log π − log π_old, (T,), by ratio_level."
     if level == "token":
         return moved
     if level == "sequence_token":
@@ -448,7 +496,7 @@ def log_ratios(moved: Tensor, level: str) -> Tensor:
 
 
 def surrogate_by_hand(moved: Tensor, response: RecordedResponse, config: RLHFConfig) -> Tensor:
-    "What the policy gains at each token, by its clipped ratio and advantage."
+    "Compute what the policy gains at each token, by clipped ratio and advantage."
     ratio = log_ratios(moved, config.ratio_level).exp()
     advantages = response["advantages"]
     low = 1 - config.clip
@@ -464,7 +512,7 @@ def surrogate_by_hand(moved: Tensor, response: RecordedResponse, config: RLHFCon
 
 
 def penalty_by_hand(moved: Tensor, response: RecordedResponse, config: RLHFConfig) -> Tensor:
-    "β·k(ℓ) of each token, where the KL is charged in the loss."
+    "Compute β·k(ℓ) of each token; 0 where the KL is not charged in the loss."
     beta = response.metrics.get("beta", 0.0) if config.kl_placement == "loss" else 0.0
     log_ratio = moved + response["drift"]
     estimator = config.kl_estimator or "k2"
@@ -480,7 +528,10 @@ def penalty_by_hand(moved: Tensor, response: RecordedResponse, config: RLHFConfi
 def logprob_gradient_by_hand(
     moved: Tensor, response: RecordedResponse, share: float, config: RLHFConfig
 ) -> Tensor:
-    "−∂L/∂log π of each token, at log π − log π_old = moved."
+    """Compute −∂L/∂log π of each token, at log π − log π_old = `moved`, (T,).
+
+    `share` is what each token counts in the mean.
+    """
     moved = moved.clone().requires_grad_()
     weights = response.columns.get("weights", 1.0)
     gain = weights * surrogate_by_hand(moved, response, config)
@@ -489,7 +540,10 @@ def logprob_gradient_by_hand(
 
 
 def has_known_loss(config: RLHFConfig) -> bool:
-    "Is the loss one that is computed by hand here? The user's own entries are not."
+    """Is the loss one that is computed by hand here? The user's own entries are not.
+
+    Nor is a KL in the loss whose β moves.
+    """
     return (
         config.surrogate in ("min", "ratio", "weight")
         and config.ratio_level in ("token", "sequence", "product", "sequence_token")
@@ -500,7 +554,10 @@ def has_known_loss(config: RLHFConfig) -> bool:
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #478cf6f1
 def pull_off(run: Run) -> str | None:
-    "−∂L/∂log π after the update is share · ρ · Â, 0 where the clip holds the token, less the KL's."
+    """−∂L/∂log π after the update is share·ρ·Â, less the gradient of a KL in the loss.
+
+    It is 0 where the clip holds the token. To 1 %; tokens near a bound of the clip are left out.
+    """
     config = run.config
     if config is None or not has_known_loss(config):
         return None
@@ -521,7 +578,11 @@ def pull_off(run: Run) -> str | None:
 
 
 def value_pull_off(run: Run) -> str | None:
-    "−∂L/∂V after the update is vf_coef · share · (R̂ − V), 0 where the value clip holds it."
+    """−∂L/∂V after the update is vf_coef·share·(R̂ − V).
+
+    It is 0 where the value clip holds the token. To rounding and 1 %; values near the clip, or near
+    a tie of its two errors, are left out.
+    """
     config = run.config
     if config is None:
         return None
@@ -550,7 +611,10 @@ def value_pull_off(run: Run) -> str | None:
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #299303aa
 def other_text_scored(run: Run) -> str | None:
-    "The text that is scored is that of the response's tokens, unless stop_strings cut it."
+    """The text that is scored is that of the response's tokens.
+
+    Not looked for with stop_strings, which may cut it.
+    """
     if run.config is not None and run.config.stop_strings:
         return None
     compared = []
@@ -563,7 +627,7 @@ def other_text_scored(run: Run) -> str | None:
 
 
 def same_prompts(run: Run) -> str | None:
-    "Four recorded iterations do not all have the same prompts."
+    "Recorded iterations, of four or more, do not all have the same prompts."
     prompts = []
     for responses in run.tokens.values():
         prompts.append(tuple(record["prompt"] for record in responses))
@@ -573,7 +637,10 @@ def same_prompts(run: Run) -> str | None:
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #5c2d752f
 def nats_in_common(first: Mapping, second: Mapping) -> float:
-    "How improbable the tokens are with which both recorded responses begin."
+    """Compute how improbable the tokens are with which both responses begin, in nats.
+
+    Of each token the smaller of the two −log π_old counts. 0 where it is not recorded.
+    """
     nats = 0.0
     if first.get("given") or "old_logprobs" not in first or "old_logprobs" not in second:
         return nats
@@ -586,7 +653,10 @@ def nats_in_common(first: Mapping, second: Mapping) -> float:
 
 
 def same_random_numbers(run: Run) -> str | None:
-    "Responses begin otherwise than those of the iteration before: fair draws share about a nat."
+    """Responses begin otherwise than those of the recorded iteration before.
+
+    Fair draws share about a nat; evidence are 4 nats on average, of eight or more.
+    """
     in_order = [run.tokens[iteration] for iteration in sorted(run.tokens)]
     nats = []
     for before, after in pairwise(in_order):
@@ -598,7 +668,11 @@ def same_random_numbers(run: Run) -> str | None:
 
 
 def cached_scores(run: Run) -> str | None:
-    "Different responses to a prompt, in several iterations, do not all have one score."
+    """Different responses to one prompt do not all have one score.
+
+    Evidence are three or more prompts of which that is so, with more scores in all than a reward of
+    two values gives.
+    """
     scores = defaultdict(set)
     texts = defaultdict(set)
     for responses in run.tokens.values():

@@ -96,12 +96,15 @@ def checked_response(response: Mapping) -> dict:
 
 # %% ../../nbs/reference/doctor/report.ipynb #0384cf37
 def is_given(response: Mapping) -> list[bool]:
-    "Of each token: was it given by the environment, and not sampled by the policy?"
+    "Say of each token whether the environment wrote it, and not the policy."
     return response.get("given") or [False] * len(response["tokens"])
 
 
 def column_scales(responses: Sequence[Mapping]) -> dict[str, float]:
-    "The largest |x| of each quantity over sampled tokens: it gets the deepest colour."
+    """Find the largest |x| of each of QUANTITIES: it gets the deepest colour.
+
+    Over tokens that the policy sampled.
+    """
     scales: dict[str, float] = {}
     for name in QUANTITIES:
         for response in responses:
@@ -193,7 +196,10 @@ class Line(NamedTuple):
 
 
 def points(metrics: Sequence[Mapping], key: str) -> dict[int, float]:  # iteration → number
-    "Where a number was logged that can be drawn: none is NaN, infinite, or beyond 10¹⁰⁰."
+    """Take a metric where it was logged as a number that can be drawn.
+
+    None is NaN, infinite, or beyond 10¹⁰⁰; a bool is no number.
+    """
     drawn = {}
     for i, row in enumerate(metrics):
         x = row.get(key)
@@ -205,7 +211,7 @@ def points(metrics: Sequence[Mapping], key: str) -> dict[int, float]:  # iterati
 
 # %% ../../nbs/reference/doctor/report.ipynb #c019ecb5
 def lines_of(metrics: Sequence[Mapping], panel: Mapping[str, str]) -> list[Line]:
-    "A line of one run for each quantity of the panel that was logged."
+    "Make a line of one run for each quantity of a panel that was logged."
     lines = []
     for colour, (key, label) in enumerate(panel.items()):
         drawn = points(metrics, key)
@@ -297,7 +303,7 @@ def groups_of(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:  # la
 
 
 def setting_differences(records: Sequence[RunRecord]) -> list[str]:
-    "The settings that are not the same in all of them, seeds and the like apart."
+    "Name the settings that are not the same in all runs, but for seeds and the like."
     names: dict[str, None] = {}  # in order
     for record in records:
         names |= dict.fromkeys(record.config)
@@ -310,7 +316,10 @@ def setting_differences(records: Sequence[RunRecord]) -> list[str]:
 
 # %% ../../nbs/reference/doctor/report.ipynb #64657fdd
 def band(label: str, runs: Sequence[Sequence[Mapping]], key: str, colour: int = 0) -> Line | None:
-    "The median of several runs, lowest and highest, at iterations where all have a number."
+    """Make a line of several runs' median, with the lowest and the highest beside.
+
+    At the iterations where all have a number; None where there is none.
+    """
     drawn = [points(metrics, key) for metrics in runs]
     iterations = [i for i in drawn[0] if all(i in of_run for of_run in drawn)]
     if not iterations:
@@ -325,7 +334,10 @@ def band(label: str, runs: Sequence[Sequence[Mapping]], key: str, colour: int = 
 
 # %% ../../nbs/reference/doctor/report.ipynb #8edc6c09
 def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:  # HTML
-    "Write an HTML table: three digits after the point, or three in all; everything escaped."
+    """Write an HTML table, everything escaped; "" without rows.
+
+    Floats have three digits after the point, or three in all where they are below 0.01.
+    """
     if not rows:
         return ""
     lines = [_table_row("th", header)]
@@ -346,7 +358,7 @@ def _cell_text(x: Any) -> str:
 
 # %% ../../nbs/reference/doctor/report.ipynb #62dd6061
 def figures(summary: Mapping) -> str:  # HTML
-    "The table of a summary's figures: before, the baselines and after, a row each."
+    "Write a summary's figures as a table: before, the baselines and after."
     baselines = summary.get("baselines")
     rows: dict[str, Any] = {"before": summary.get("before")}
     if isinstance(baselines, Mapping):
@@ -364,7 +376,7 @@ def figures(summary: Mapping) -> str:  # HTML
 
 
 def stage_figures(summary: Mapping) -> str:  # HTML
-    "The table of a supervised stage: nats before and after, the accuracy, of how many rows."
+    "Write a supervised stage's figures as a table: nats, accuracy, of how many rows."
     words = {
         "nats_before": "nats per token before",
         "nats_after": "nats per token after",
@@ -379,14 +391,17 @@ def stage_figures(summary: Mapping) -> str:  # HTML
 
 # %% ../../nbs/reference/doctor/report.ipynb #1f2245d5
 def samples_in(markdown: str) -> str:
-    "The samples of samples.md, as they stand there: the last table before a second heading."
+    """Find the samples in samples.md: the last table before a second heading.
+
+    "" where there is none.
+    """
     first_section = markdown.split("\n\n#")[0]
     tables = [block for block in first_section.split("\n\n") if block.startswith("|")]
     return tables[-1].strip() if tables else ""
 
 
 def samples_table(markdown: str) -> str:  # HTML
-    "The samples of samples.md as a table of the page; in a cell an escaped bar is text."
+    "Write the samples of samples.md as an HTML table; an escaped bar is text."
     rows = []
     for line in samples_in(markdown).split("\n"):
         cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
@@ -399,7 +414,7 @@ def samples_table(markdown: str) -> str:  # HTML
 def findings_html(
     metrics: Sequence[Mapping], config: Mapping, tokens: Mapping[int, list[dict]]
 ) -> str:
-    "What the doctor says, or that it cannot read this log."
+    "Write what the doctor finds as HTML, or that it cannot read this log."
     try:
         findings = diagnose(metrics, config, tokens)
     except (TypeError, ValueError) as e:
@@ -418,9 +433,10 @@ def findings_html(
 
 # %% ../../nbs/reference/doctor/report.ipynb #a751ee3b
 def page_record(tokens: Mapping[int, list[dict]], most: int = 60) -> dict:
-    """The record of tokens for the page's script: at most about `most` iterations, evenly spaced.
+    """Prepare recorded tokens for the page's script.
 
-    Of each token and quantity it holds the number and its shade, 0 for a token that was given.
+    Of about `most` iterations at most, evenly spaced, and of each token and quantity the number and
+    its shade, 0 for a token that was given.
     """
     every_response = [response for responses in tokens.values() for response in responses]
     scales = column_scales(every_response)
@@ -475,7 +491,7 @@ def make_page(
 
 # %% ../../nbs/reference/doctor/report.ipynb #259fdc17
 def curves(panels: Mapping[str, Sequence[Line]]) -> str:  # HTML
-    "A figure for each panel that has lines."
+    "Write a figure for each panel that has lines, by its title."
     drawn = []
     for title, lines in panels.items():
         if lines:
@@ -484,7 +500,10 @@ def curves(panels: Mapping[str, Sequence[Line]]) -> str:  # HTML
 
 # %% ../../nbs/reference/doctor/report.ipynb #d5bb6293
 def save_page(path: Path, page: str) -> Path:
-    "Write the page, whole or not at all. Raises FileExistsError over what is no page."
+    """Write the page, whole or not at all, and print where it is.
+
+    Raises FileExistsError over a file that is no page, OSError if it cannot be written.
+    """
     if path.is_file() and path.read_bytes()[:9].lower() != b"<!doctype":
         raise FileExistsError(f"{path} is there, and no page: give another name for it")
     write_atomically(path, page)
@@ -526,7 +545,7 @@ def run_report(config: ReportConfig) -> Path:  # the page
 
 
 def run_facts(run: RunRecord) -> list[str]:
-    "Algorithm, seed, length, CPU time and why the run ended early, as far as they are known."
+    "Collect algorithm, seed, length, CPU time and why the run ended, where known."
     facts = []
     if run.config.get("algorithm"):
         facts.append(str(run.config["algorithm"]))
@@ -577,7 +596,7 @@ def run_compare(config: CompareConfig) -> Path:  # the page
 
 
 def bands(groups: Mapping[str, Sequence[RunRecord]], key: str) -> list[Line]:
-    "A line for each group that logged this metric, always in the group's colour."
+    "Make a line for each group that logged this metric, always in its own colour."
     lines = []
     for colour, (label, runs) in enumerate(groups.items()):
         line = band(label, [run.metrics for run in runs], key, colour)
@@ -587,7 +606,7 @@ def bands(groups: Mapping[str, Sequence[RunRecord]], key: str) -> list[Line]:
 
 
 def last_iterations(records: Sequence[RunRecord]) -> str:  # HTML
-    "The table of how each run ended."
+    "Write the table of how each run ended."
     rows = []
     for record in records:
         last = record.metrics[-1]
@@ -597,7 +616,7 @@ def last_iterations(records: Sequence[RunRecord]) -> str:  # HTML
 
 
 def settings_that_differ(records: Sequence[RunRecord]) -> str:  # HTML
-    "The table of settings that are not the same in all runs."
+    "Write the table of settings that are not the same in all runs."
     rows = []
     for name in setting_differences(records):
         rows.append([name, *(record.config.get(name, "–") for record in records)])

@@ -27,11 +27,12 @@ from typing import NamedTuple
 
 from ..config import RLHFConfig
 from ..core.checks import shorten
+from ..core.files import require_log
 
 # %% ../../nbs/reference/doctor/rules.ipynb #42fcf751
 @dataclass(frozen=True)
 class Finding:
-    "Something that looks wrong in a run."
+    "Something that looks wrong in a run, with what was seen and what helps."
 
     name: str  # of the rule: "sampler mismatch", "KL sign", …
     severity: str  # "error": a correct program does not do this; "warning": it may be meant
@@ -59,7 +60,7 @@ LARGEST = 1e100  # up to here, squares and products of two numbers are finite
 
 # %% ../../nbs/reference/doctor/rules.ipynb #5061560b
 class Run:
-    """The metrics of a run by name, with its settings and recorded tokens if they are known.
+    """The metrics of a run by name, with its settings and recorded tokens if known.
 
     Metrics that are None, and names that no rule reads, are left out. Raises TypeError and
     ValueError for what are no metrics: an empty list, no numbers, NaN, infinity.
@@ -89,7 +90,7 @@ class Run:
         ]
 
     def setting(self, name: str) -> float | int | None:
-        "A setting that is a number; None for one that is not known."
+        "A setting that is a number of at most 10¹⁰⁰; None for one that is not known."
         value = self.settings.get(name)
         if isinstance(value, int | float) and abs(value) <= LARGEST:
             return value
@@ -142,7 +143,10 @@ def checked_number(x: object, what: str) -> float:
 
 # %% ../../nbs/reference/doctor/rules.ipynb #79c39d70
 def trainer_config(settings: Mapping) -> RLHFConfig | None:
-    "The trainer's settings among those of a config.json; None where they are not all known."
+    """Find the trainer's settings among those of a config.json.
+
+    None where they are not all known, or not legal. Device and seed are the defaults.
+    """
     if not settings.keys() >= {"advantage", "surrogate", "kl_placement", "batch_size"}:
         return None
     names = {field.name for field in fields(RLHFConfig)} - {"device", "seed"}
@@ -159,12 +163,7 @@ def read_metrics(run_dir: str | Path) -> tuple[list[dict], str]:  # iterations, 
     A last line without its end is left out, with a note. Raises FileNotFoundError without the
     file, ValueError naming the first bad line.
     """
-    path = Path(run_dir) / "metrics.jsonl"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} is missing: give the directory of a run, such as runs/"
-            "quickstart. The file begins with the first iteration of PPO"
-        )
+    path = require_log(run_dir)
     rows = []
     lines = path.read_bytes().split(b"\n")
     for i, line in enumerate(lines, 1):
@@ -197,7 +196,11 @@ Find = Callable[[Run], str | None]  # the evidence; None: nothing looks wrong
 
 
 class Rule(NamedTuple):
-    "How to find one thing that is wrong in a run, and what to say about it."
+    """How to find one thing that is wrong in a run, and what to say about it.
+
+    A function of a `Run` that returns the evidence, or None, and the words for it: an entry of
+    METRIC_RULES or of RECOMPUTED_RULES.
+    """
 
     find: Find
     severity: str  # "error" or "warning"
@@ -209,26 +212,29 @@ class Rule(NamedTuple):
 
     @property
     def name(self) -> str:
-        'The name of its function in words: "KL sign" of `kl_sign`.'
+        """The name of its function in words: "KL sign" of `kl_sign`."""
         return self.find.__name__.replace("_", " ").replace("kl", "KL")
 
     def finding(self, evidence: str) -> Finding:
-        "What to say when the evidence has been found."
+        "Say what is wrong when the evidence, a text, has been found."
         return Finding(self.name, self.severity, self.what, evidence, self.lesson, self.cure)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #24cd9214
 def rounding_limit(run: Run) -> float:
-    "How far two forwards of the same weights may differ, in float32 and in half precision."
+    """How far two forward passes of the same weights may give a ratio off 1.
+
+    0.5 where a model computes in half precision, or that is not logged; else 0.001.
+    """
     return 0.5 if max(run["rounding"], default=1.0) > 1e-4 else 1e-3
 
 
 def last_quarter(rows: list) -> list:
-    "The last quarter, three at least."
+    "Take the last quarter of some rows, three at least."
     return rows[-max(3, len(rows) // 4) :]
 
 # %% ../../nbs/reference/doctor/rules.ipynb #441a4d57
 def above_limit(run: Run, name: str, limit: float) -> str | None:
-    "Evidence where a metric is above its limit in any iteration."
+    "Give evidence where a metric is above its limit in any iteration."
     rows = run.rows("iteration", name)
     bad = [(iteration, x) for iteration, x in rows if x > limit]
     if not bad:
@@ -242,7 +248,7 @@ def above_limit(run: Run, name: str, limit: float) -> str | None:
 
 
 def above_at_start(run: Run, name: str, limit: float) -> str | None:
-    "Evidence where a metric is above its limit before any update."
+    "Give evidence where a metric is above its limit in iteration 0."
     for iteration, x in run.rows("iteration", name):
         if iteration == 0 and x > limit:
             return f"{name} is {x:.2g} in iteration 0, before any update"
@@ -252,14 +258,21 @@ def above_at_start(run: Run, name: str, limit: float) -> str | None:
 def median_outside(
     name: str, numbers: Sequence[float], low: float = -math.inf, high: float = math.inf
 ) -> str | None:
-    "Evidence where the median of a metric's numbers is at a limit or beyond."
+    """Give evidence where the median of a metric's numbers is not between two limits.
+
+    The larger of two middle numbers counts.
+    """
     if not numbers or low < median(numbers) < high:
         return None
     return f"{name} is {median(numbers):.3g} in the median iteration"
 
 
 def has_fallen(run: Run, name: str, first: int, at_least: int, share: float) -> str | None:
-    "Evidence where the last quarter is below a share of the mean of the first few iterations."
+    """Give evidence where the last quarter is far below the first few iterations.
+
+    That is, its mean is below `share` of the mean of the `first` iterations. Nothing is said of a
+    run of fewer than `at_least`.
+    """
     numbers = run[name]
     if len(numbers) < at_least:
         return None
@@ -271,17 +284,27 @@ def has_fallen(run: Run, name: str, first: int, at_least: int, share: float) -> 
 
 # %% ../../nbs/reference/doctor/rules.ipynb #6130d9c3
 def noisy_forward(run: Run) -> str | None:
-    "Before the first update the same weights give a token the same probability: ratio − 1 is 0."
+    """The same weights give a token the same probability: ratio − 1 is 0.
+
+    Before the first update it may be off by `rounding_limit`.
+    """
     return above_limit(run, "max_ratio_deviation_first", rounding_limit(run))
 
 
 def start_kl(run: Run) -> str | None:
-    "In iteration 0 policy and reference are the same model: the exact KL is 0."
+    """In iteration 0 policy and reference are the same model: the exact KL is 0.
+
+    Evidence is one above 0.001 nats per response.
+    """
     return above_at_start(run, "kl_to_reference", 1e-3)
 
 
 def padding_counted(run: Run) -> str | None:
-    "Responses differ in length. If all are as long as the longest, the padding was counted."
+    """Responses differ in length: if all are as long as the longest, padding counts.
+
+    Evidence are whole numbers in response_length that differ between iterations, where at most half
+    of the responses ended by themselves. Nothing is said of a single response per iteration.
+    """
     rows = run.rows("response_length", "finished", "tokens")
     lengths = [length for length, _, _ in rows]
     if len(set(lengths)) < 2:
@@ -298,14 +321,21 @@ def padding_counted(run: Run) -> str | None:
 
 
 def sampler_mismatch(run: Run) -> str | None:
-    "Sampler and policy give a token the same probability; with a cap, nearly so at the start."
+    """Sampler and policy give a token the same probability, up to `rounding_limit`.
+
+    With a cap on the importance weights they differ by at most 0.03 nats per token at the start.
+    """
     if run["importance_mean"]:  # a cap: rounding is known, and corrected for
         return above_at_start(run, "sampler_kl", 0.03)
     return above_limit(run, "max_sampler_deviation", rounding_limit(run))
 
 
 def sampler_left_behind(run: Run) -> str | None:
-    "An engine that gets the new weights does not stay at the reference."
+    """A sampler that gets the new weights does not stay at the reference.
+
+    Evidence is a sampler_kl at the end that is above 0.01 nats per token, ten times that at first,
+    and per response 0.4 of the way to the reference. From 8 iterations on, if the reference stays.
+    """
     rows = run.rows("sampler_kl", "response_length", "kl_to_reference", "importance_mean")
     if len(rows) < 8 or any(run["reference_moved"]):
         return None
@@ -323,7 +353,11 @@ def sampler_left_behind(run: Run) -> str | None:
 
 # %% ../../nbs/reference/doctor/rules.ipynb #6130d9c7
 def nll_off_entropy(run: Run) -> str | None:
-    "The mean −log π of sampled tokens is the entropy, but for six standard errors."
+    """The mean −log π of sampled tokens is the entropy.
+
+    Evidence is a difference of more than six standard errors and 3 %, over iterations of 32 tokens
+    or more. Not looked for with a cap on the importance weights.
+    """
     if run["importance_mean"]:  # a cap: the difference is known, and corrected for
         return None
     rows = [
@@ -343,12 +377,15 @@ def nll_off_entropy(run: Run) -> str | None:
 
 
 def foreign_prompts(run: Run) -> str | None:
-    "A model that knows its prompts' language beats a uniform guess: −log π / log V is below 1."
+    """A model that knows its prompts' language beats a uniform guess.
+
+    Then prompt_nll, −log π / log |V|, is below 1. Evidence is a median of 1.2 or more.
+    """
     return median_outside("prompt_nll", run["prompt_nll"], high=1.2)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #fd0b9fd1
 def charged_k1(run: Run) -> list[float]:  # of each iteration; []: it cannot be read
-    """(reward − total reward) / β of each iteration: k1, where the KL is charged in the reward.
+    """Compute (reward − total reward) / β of each iteration: k1, as it was charged.
 
     Empty where something else stands between the two: scaled rewards, a KL in the loss, or a
     difference where the exact KL is 0.
@@ -373,7 +410,10 @@ def charged_k1(run: Run) -> list[float]:  # of each iteration; []: it cannot be 
 
 # %% ../../nbs/reference/doctor/rules.ipynb #436d729f
 def kl_estimate_off(run: Run) -> str | None:
-    "k3, the KL estimated from the sampled tokens, is the exact KL on average."
+    """k3, the KL estimated from the sampled tokens, is the exact KL on average.
+
+    Evidence is a sum over the run of twice the exact one, if that is a nat or more.
+    """
     rows = run.rows("kl_to_reference", "kl_estimate")
     exact = sum(kl for kl, _ in rows)
     k3 = sum(estimate for _, estimate in rows)
@@ -383,7 +423,11 @@ def kl_estimate_off(run: Run) -> str | None:
 
 
 def negative_k1(run: Run) -> str | None:
-    "Evidence where k1 as charged is far below 0: its mean is the KL, and a KL is not negative."
+    """Give evidence where k1 as charged is far below 0.
+
+    Its mean is the KL, which is not negative. Far is half of the exact KL, if that is a nat or more
+    over the run.
+    """
     exact = sum(run["kl_to_reference"])
     k1 = sum(charged_k1(run))
     if exact < 1 or k1 >= -0.5 * exact:
@@ -392,23 +436,35 @@ def negative_k1(run: Run) -> str | None:
 
 
 def negative_kl(run: Run) -> str | None:
-    "A negative k1 beside a sampler that does not agree: token and logits do not belong together."
+    """k1 is not negative on average: token and logits belong together.
+
+    Said where the sampler does not agree with the policy; else it is `kl_sign`.
+    """
     return negative_k1(run) if sampler_mismatch(run) else None
 
 
 def kl_sign(run: Run) -> str | None:
-    "A negative k1 although the sampler agrees: the sign of the charge is wrong."
+    """k1 is not negative on average: the KL is charged with the right sign.
+
+    Said where the sampler agrees with the policy; else it is `negative_kl`.
+    """
     return None if sampler_mismatch(run) else negative_k1(run)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f26
 def equal_rewards(run: Run) -> str | None:
-    "The rewards that are compared differ, in a group or in the batch."
+    """The rewards that are compared differ, in a group or in the batch.
+
+    Evidence is a median of 0.8 or more groups of equal rewards, or a reward_std of 0.
+    """
     flat = median_outside("flat_groups", run["flat_groups"], high=0.8)
     return flat or median_outside("reward_std", run["reward_std"], low=1e-6)
 
 
 def no_policy_gradient(run: Run) -> str | None:
-    "Where rewards differ, the policy has a gradient."
+    """Where rewards differ, the policy has a gradient.
+
+    Evidence is a grad_norm of at most 10⁻⁶ in all iterations, of two or more.
+    """
     norms = run["grad_norm"]
     if len(norms) < 2 or max(norms) > 1e-6 or equal_rewards(run):
         return None
@@ -416,7 +472,11 @@ def no_policy_gradient(run: Run) -> str | None:
 
 # %% ../../nbs/reference/doctor/rules.ipynb #371e92f9
 def ratio_never_moves(run: Run) -> str | None:
-    "After the first of several updates π is no longer π_old."
+    """After the first of several updates π is no longer π_old.
+
+    Evidence is a kl_to_old of 0 in all iterations, of two or more, while there is a gradient. Not
+    looked for with one update per rollout, or lr = 0.
+    """
     updates = (run.setting("epochs") or 0.0) * (run.setting("minibatches") or 0.0)
     if updates == 1 or run.setting("lr") == 0:
         return None
@@ -429,7 +489,10 @@ def ratio_never_moves(run: Run) -> str | None:
 
 
 def values_stand_still(run: Run) -> str | None:
-    "Values that learn differ from one iteration to the next."
+    """Values that learn differ from one iteration to the next.
+
+    Evidence is one value_mean in all iterations, of three or more, unless vf_coef or lr is 0.
+    """
     if run.setting("vf_coef") == 0 or run.setting("lr") == 0:
         return None
     values = run["value_mean"]
@@ -439,7 +502,10 @@ def values_stand_still(run: Run) -> str | None:
 
 # %% ../../nbs/reference/doctor/rules.ipynb #7a01a7ad
 def ends_unseen(run: Run) -> str | None:
-    "Responses that differ in length have ended, and count as finished."
+    """Responses that differ in length have ended, and count as finished.
+
+    Evidence is that at most 2 % do in any iteration, of three or more.
+    """
     rows = run.rows("response_length", "finished", "tokens")
     if len(rows) < 3 or max(finished for _, finished, _ in rows) > 0.02 or padding_counted(run):
         return None
@@ -452,7 +518,10 @@ def ends_unseen(run: Run) -> str | None:
 
 
 def never_ends(run: Run) -> str | None:
-    "Some responses end before the limit, unless there is room for one token only."
+    """Some responses end before the limit, unless there is room for one token only.
+
+    Evidence is one response_length in the last quarter, with at most 5 % finished.
+    """
     rows = last_quarter(run.rows("response_length", "finished"))
     if len(rows) < 3:
         return None
@@ -468,7 +537,11 @@ def never_ends(run: Run) -> str | None:
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f29
 def policy_loss_scale(run: Run) -> str | None:
-    "∂L/∂log π is the mean of ratio·Â: the measured gradient is once the expected one."
+    """∂L/∂log π is the mean of ratio·Â: the measured gradient is the expected one.
+
+    Evidence is a median slope that is not between 0.7 and 1.4. Iterations in which a KL in the loss
+    has a gradient, too, are left out.
+    """
     name = "policy_gradient_scale"
     in_reward = run.settings.get("kl_placement") == "reward" or charged_k1(run)
     scales = []
@@ -482,29 +555,41 @@ def policy_loss_scale(run: Run) -> str | None:
 
 
 def value_loss_off(run: Run) -> str | None:
-    "∂L/∂V is vf_coef·(V − R̂) over the tokens: the measured gradient is once the expected one."
+    """∂L/∂V is vf_coef·(V − R̂): the measured gradient is the expected one.
+
+    Evidence is a median slope that is not between 0.7 and 1.4.
+    """
     return median_outside("value_gradient_scale", run["value_gradient_scale"], 0.7, 1.4)
 
 
 def entropy_bonus_off(run: Run) -> str | None:
-    "∂L/∂S is −ent_coef over the tokens: the measured gradient is once the expected one."
+    """∂L/∂S is −ent_coef: the measured gradient is the expected one.
+
+    Evidence is a median slope that is not between 0.7 and 1.4.
+    """
     return median_outside("entropy_gradient_scale", run["entropy_gradient_scale"], 0.7, 1.4)
 
 
 def stale_gradients(run: Run) -> str | None:
-    "Before an update's backward pass no gradient is left of the update before."
+    "Before an update's backward pass no gradient of the update before is left."
     return above_limit(run, "stale_gradient", 1e-12)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f2b
 def advantages_of_other_rows(run: Run) -> str | None:
-    "Whitening keeps the order of the advantages: correlation 1 before and after."
+    """Whitening keeps the order of the advantages: correlation 1 before and after.
+
+    Evidence is a median of 0.9 or less, of iterations whose advantages differ.
+    """
     rows = run.rows("advantage_correlation", "advantage_std")
     correlations = [correlation for correlation, spread in rows if spread > 1e-6]
     return median_outside("advantage_correlation", correlations, 0.9)
 
 
 def returns_are_values(run: Run) -> str | None:
-    "Advantages, returns − values, differ where scores do."
+    """Advantages, returns − values, differ where scores do.
+
+    Evidence is an advantage_std of 0 in all iterations, of two or more.
+    """
     rows = run.rows("advantage_std", "value_mean", "reward_std")
     if len(rows) < 2 or max(advantage_std for advantage_std, _, _ in rows) > 1e-6:
         return None
@@ -514,7 +599,11 @@ def returns_are_values(run: Run) -> str | None:
 
 # %% ../../nbs/reference/doctor/rules.ipynb #b4386f2d
 def prompts_lost(run: Run) -> str | None:
-    "As many different prompts are answered as were given, unless groups were dropped."
+    """As many different prompts are answered as were given.
+
+    Evidence is less than half of them, in more than half of the iterations. Not looked for where
+    groups were dropped.
+    """
     rows = run.rows("distinct_prompts", "prompts_given")
     bad = [row for row in rows if row[0] < row[1] / 2]
     if len(bad) <= len(rows) / 2 or any(run["groups_dropped"]):
@@ -523,17 +612,26 @@ def prompts_lost(run: Run) -> str | None:
 
 
 def noisy_reward(run: Run) -> str | None:
-    "The same text has the same score the second time."
+    """The same text has the same score the second time.
+
+    Evidence is a difference of 0.05 standard deviations of the scores.
+    """
     return above_limit(run, "reward_noise", 0.05)
 
 
 def reward_of_other_rows(run: Run) -> str | None:
-    "A text has the same score beside other texts."
+    """A text has the same score beside other texts.
+
+    Evidence is a shift of 0.05 standard deviations, where asking twice gives the same.
+    """
     return None if noisy_reward(run) else above_limit(run, "reward_shift", 0.05)
 
 
 def length_is_reward(run: Run) -> str | None:
-    "Score and length are not the same number; a single iteration may be chance."
+    """Score and length are not the same number.
+
+    Evidence is a median correlation of ±0.95 or beyond; one iteration alone may be chance.
+    """
     correlations = run["score_length_correlation"]
     if len(correlations) < 2:
         return None
@@ -541,7 +639,10 @@ def length_is_reward(run: Run) -> str | None:
 
 # %% ../../nbs/reference/doctor/rules.ipynb #53f6c7eb
 def small_rewards(run: Run) -> str | None:
-    "Where the KL is charged in the reward, scores differ by more than half of β."
+    """Where the KL is charged in the reward, scores differ by more than half of β.
+
+    Evidence is a median standard deviation below that and 0.03, and above 0.
+    """
     rows = run.rows("reward_std", "beta")
     if not rows or not charged_k1(run):
         return None  # no KL in the reward: the scale is free
@@ -562,10 +663,10 @@ class LargeStep(NamedTuple):
 
 
 def large_steps(run: Run) -> str | None:
-    """Two iterations that move the policy by 0.3 nats per token are a habit.
+    """An iteration moves the policy by less than 0.3 nats per token.
 
-    One may move a rare token far. One is enough that moves all tokens: by more than 1 nat
-    sampled, and 0.5 nats in the exact KL.
+    Twice is a habit; once may be one rare token that moves far. Once is enough where all tokens
+    move: by more than 1 nat sampled, and 0.5 nats in the exact KL.
     """
     exact = dict(run.rows("iteration", "kl_to_old_exact"))
     steps = []
@@ -586,7 +687,7 @@ def large_steps(run: Run) -> str | None:
 
 
 def no_clip(run: Run) -> str | None:
-    "The clip holds some tokens where steps are large."
+    "The clip holds some tokens where steps are large, see `large_steps`."
     clipped = run["clip_fraction"]
     steps = large_steps(run)
     if not clipped or max(clipped) > 0 or steps is None:
@@ -595,7 +696,10 @@ def no_clip(run: Run) -> str | None:
 
 # %% ../../nbs/reference/doctor/rules.ipynb #3943f170
 def drift(run: Run) -> str | None:
-    "The policy ends within 3 nats per response, a choice of one in twenty, or 1.5 per token."
+    """The policy ends near the reference, by the exact KL of the last quarter.
+
+    Near is 3 nats per response, a choice of one in twenty, or 1.5 nats per token.
+    """
     rows = last_quarter(run.rows("kl_to_reference", "response_length"))
     if not rows:
         return None
@@ -607,22 +711,28 @@ def drift(run: Run) -> str | None:
 
 
 def reward_scale(run: Run) -> str | None:
-    "Returns have a standard deviation of the order of 1."
+    "Returns have a standard deviation of the order of 1: a median below 4."
     return median_outside("return_std", run["return_std"], high=4.0)
 
 
 def entropy_collapse(run: Run) -> str | None:
-    "A quarter of the first iteration's entropy is left at the end."
+    "A quarter of the first iteration's entropy is left at the end, from 4 on."
     return has_fallen(run, "entropy", first=1, at_least=4, share=0.25)
 
 
 def length_collapse(run: Run) -> str | None:
-    "Responses keep a third of the length that they had at first."
+    """Responses keep a third of the length that they had at first.
+
+    The first three iterations are compared with the last quarter, of six or more.
+    """
     return has_fallen(run, "response_length", first=3, at_least=6, share=1 / 3)
 
 
 def variety_collapse(run: Run) -> str | None:
-    "Responses keep a third of the different pairs of words that they had at first."
+    """Responses keep a third of the different pairs of tokens that they had at first.
+
+    The first three iterations are compared with the last quarter, of six or more.
+    """
     return has_fallen(run, "distinct_2", first=3, at_least=6, share=1 / 3)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #ba6c79aa

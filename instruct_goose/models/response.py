@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from .experts import continue_record, open_record, record_of
 from instruct_goose.models.families import (
     check_causal,
     context_length,
     eval_mode,
     forward_options,
+    main_output,
     plain_head,
     trunk,
     vocabulary_size,
@@ -38,15 +40,21 @@ def forward_pass(
     ids: Int[Tensor, "batch time"],
     mask: Bool[Tensor, "batch time"],  # padding on the right
 ) -> Float[Tensor, "batch time out"]:
-    """Compute a transformer's last hidden states, or the logits of a model with a head.
+    """Compute a transformer's last hidden states, or the logits of one with a head.
 
     On a GPU the padding counts as real, since no token looks to its right: attention then needs
     no mask and takes its fastest kernel. Position ids come from the mask, where the
     architecture takes any.
     """
-    if ids.is_cuda:
-        mask = torch.ones_like(mask)
-    return model(input_ids=ids, attention_mask=mask.long(), **forward_options(model, mask))[0]
+    seen = torch.ones_like(mask) if ids.is_cuda else mask
+    options = forward_options(model, mask)
+    record = record_of(model)
+    if record is not None:
+        options["output_router_logits"] = True
+    output = model(input_ids=ids, attention_mask=seen.long(), **options)
+    if record is not None:
+        record.add(output.router_logits, mask)
+    return main_output(model, output)
 
 # %% ../../nbs/reference/models/response.ipynb #335d67e1
 class Layout(NamedTuple):
@@ -61,13 +69,19 @@ class Layout(NamedTuple):
     lengths: list[int]  # (B,) of the responses
 
     def scatter(self, rows: Tensor) -> Tensor:
-        "Put rows for the N real tokens where the caller's mask has them; 0 elsewhere."
+        """Put rows, (N, …), for the real response tokens where the caller has them.
+
+        Returns (B, T, …), 0 elsewhere.
+        """
         flat = rows.new_zeros(math.prod(self.shape), *rows.shape[1:])
         return flat.index_copy(0, self.places, rows).unflatten(0, self.shape)
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    "Move a tensor; from the CPU to a GPU without waiting for what that was given before."
+    """Move a tensor to a device.
+
+    From the CPU to a GPU without waiting for what that was given before.
+    """
     if device.type != "cuda" or x.is_cuda:
         return x.to(device)
     return x.pin_memory().to(device, non_blocking=True)
@@ -80,7 +94,7 @@ def layout_of(
     response_ids: Tensor,  # (B, T)
     response_mask: Tensor,  # (B, T), padding on any side
 ) -> Layout:
-    """Lay out [query][response][padding] on the CPU, and send it to the model's device.
+    """Lay out [query][response][padding] on the CPU, and send it to the model.
 
     Padded ids become 0, so whatever they held cannot matter. Raises ValueError for rows that do
     not belong together, that are longer than the model's context, or that hold an id without an
@@ -141,7 +155,11 @@ def check_ids_and_mask(
     mask: Tensor,
     name: str,  # what they belong to, for the error: query, response, input
 ) -> Tensor:
-    "Make the mask bool. Raises ValueError naming what is wrong with ids or mask."
+    """Check ids and their mask, and return the mask as bool.
+
+    Raises ValueError where their shapes differ, the mask has other numbers than 0 and 1, or a row
+    is without a token.
+    """
     mask = as_mask(mask, f"{name}_mask")
     if ids.shape != mask.shape:
         raise ValueError(
@@ -157,7 +175,10 @@ def check_ids_and_mask(
 
 # %% ../../nbs/reference/models/response.ipynb #fef4378c
 def predicting_states(base: PreTrainedModel, layout: Layout) -> Float[Tensor, "tokens hidden"]:
-    "Compute the hidden state before each real response token, row after row. One pass."
+    """Compute the hidden state before each real response token, row after row.
+
+    One pass, with gradient; dropout is off.
+    """
     with eval_mode(base):
         states = forward_pass(base, layout.ids, layout.mask)
     return states.flatten(0, 1).index_select(0, layout.predicts)
@@ -170,7 +191,7 @@ def response_hidden(
     response_ids: Int[Tensor, "batch time"],
     response_mask: Shaped[Tensor, "batch time"],
 ) -> Float[Tensor, "batch time hidden"]:  # 0 at padding
-    """Compute the hidden state that *predicts* each response token: the one at the token before.
+    """Compute the hidden state that predicts each response token: the one before it.
 
     Dropout is off, gradients flow; padding may stand anywhere. Raises what `layout_of` does.
     """
@@ -185,7 +206,10 @@ def logprobs_of_layout(
     with_entropy: bool,
     hidden: Tensor | None = None,  # the policy's predicting states, if there are any yet
 ) -> tuple[Tensor, Tensor | None]:  # (N,) each; the entropies if wanted
-    "Compute log π of the real response tokens, row after row, and their entropies."
+    """Compute log π of the real response tokens, row after row, and their entropies.
+
+    In nats, with gradient. Of a model whose head is no plain matrix a row at a time.
+    """
     head = plain_head(model)
     if head is None:
         return logprobs_row_by_row(model, layout, temperature, with_entropy)
@@ -203,10 +227,15 @@ def logprobs_row_by_row(
     temperature: float,
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    "Compute the same from whole logits, with one row of them in memory at a time."
+    """Compute `logprobs_of_layout` from whole logits, one row in memory at a time.
+
+    They are computed again for the gradient.
+    """
+
+    record = open_record()
 
     def of_row(ids: Tensor, mask: Tensor, predicts: Tensor, tokens: Tensor) -> Any:
-        with eval_mode(model):
+        with eval_mode(model), continue_record(record):
             logits = forward_pass(model, ids[None], mask[None])[0, predicts % len(ids)]
         logprobs = token_logprobs(logits, tokens, temperature)
         return logprobs, token_entropy(logits, temperature) if with_entropy else None

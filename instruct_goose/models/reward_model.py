@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['pairwise_loss', 'PairwiseLoss', 'all_pairs_loss', 'last_token_logits', 'label_logits', 'tokenizer_fingerprint',
-           'check_tokenizer', 'RewardModel', 'score_in_batches', 'check_spread', 'log_odds', 'Classifier', 'find_label']
+           'check_tokenizer', 'RewardModel', 'score_in_batches', 'check_spread', 'log_odds', 'CutTexts', 'Classifier',
+           'find_label', 'longest_text']
 
 # %% ../../nbs/learn/14_reward_model.ipynb #3ce27b11
 import copy
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ from instruct_goose.models.families import (
     trunk,
     vocabulary_size,
 )
-from .loading import find_model, load_model, load_tokenizer
+from .loading import find_model, load_model, load_tokenizer, save_weights
 from .response import forward_pass
 from .rendering import is_conversation, Renderer
 from .tokens import as_mask, compact, pad, pad_id_of, require_fitting
@@ -45,10 +47,10 @@ def pairwise_loss(
     rejected: Float[Tensor, "batch"],  # r(y), the score of the other
     margin: Float[Tensor, "batch"] | int | float | None = None,  # how far ahead is far enough
 ) -> Float[Tensor, "batch"]:  # nats, one per pair; float32 or wider
-    """Compute −log σ(r_chosen − r_rejected − margin): −log likelihood of Bradley and Terry's model.
+    """Compute −log σ(r_chosen − r_rejected − margin) of each pair.
 
-    Ouyang et al. (2022), eq. 1; the margin is Llama 2's (Touvron et al. 2023, eq. 2). Raises
-    ValueError if the shapes differ.
+    −log likelihood of Bradley and Terry's model: Ouyang et al. (2022), eq. 1; the margin is
+    Llama 2's (Touvron et al. 2023, eq. 2). Raises ValueError if the shapes differ.
     """
     margins = margin if isinstance(margin, Tensor) else None
     same_shape(chosen=chosen, rejected=rejected, margin=margins)
@@ -57,7 +59,7 @@ def pairwise_loss(
 
 # %% ../../nbs/learn/14_reward_model.ipynb #7c4e4960
 class PairwiseLoss(nn.Module):
-    "The mean of `pairwise_loss` over a batch, as a module. Raises ValueError for no pairs."
+    "The mean of `pairwise_loss` over a batch, as a module."
 
     def forward(
         self,
@@ -65,7 +67,10 @@ class PairwiseLoss(nn.Module):
         rejected: Float[Tensor, "batch"],  # of the others
         margin: Float[Tensor, "batch"] | int | float | None = None,  # how far ahead is far enough
     ) -> Float[Tensor, ""]:  # nats
-        "Compute the mean loss of a batch of pairs."
+        """Compute the mean loss of a batch of pairs.
+
+        Raises ValueError for no pairs, and if the shapes differ.
+        """
         if not len(chosen):
             raise ValueError("no pairs: the mean over nothing is not a loss")
         return pairwise_loss(chosen, rejected, margin).mean()
@@ -75,7 +80,7 @@ def all_pairs_loss(
     scores: Float[Tensor, "batch"],  # r(xᵢ) of each text
     ratings: Shaped[Tensor, "batch"],  # yᵢ, what a person said about it, on any scale
 ) -> Float[Tensor, ""]:  # nats, mean over pairs; float32 or wider
-    """Compute the mean of −log σ(rᵢ − rⱼ) over all pairs i, j of rated texts with yᵢ > yⱼ.
+    """Compute the mean of −log σ(rᵢ − rⱼ) over all pairs of texts with yᵢ > yⱼ.
 
     Ties are left out. After Ouyang et al. (2022), section 3.5; the texts need not share a
     prompt. Raises ValueError if no two ratings differ.
@@ -96,7 +101,7 @@ def last_token_logits(
     input_ids: Int[Tensor, "batch time"],
     attention_mask: Shaped[Tensor, "batch time"] | None = None,  # bool, or 0 and 1; None: all
 ) -> Float[Tensor, "batch"]:  # float32
-    """Compute w·h at each row's last real token, wherever the padding is and whatever it holds.
+    """Compute w·h at each row's last real token, wherever the padding is.
 
     pad may equal eos; transformers looks for the last id ≠ pad_token_id instead. Raises
     ValueError for rows without a token, and for a mask of other numbers than 0 and 1.
@@ -208,6 +213,7 @@ class RewardModel(nn.Module):
         config.num_labels = 1
         with torch.random.fork_rng(devices=[]):  # these weights are overwritten at once
             model = AutoModelForSequenceClassification.from_config(config, dtype=weight.dtype)
+        model.config.dtype = lm.config.dtype  # in which it is stored
         trunk(model).load_state_dict(trunk(lm).state_dict())
         nn.init.zeros_(model.get_parameter("score.weight"))
         nn.Module.to(model, weight.device)
@@ -218,7 +224,10 @@ class RewardModel(nn.Module):
         input_ids: Int[Tensor, "batch time"],
         attention_mask: Shaped[Tensor, "batch time"] | None = None,  # padding on any side
     ) -> Float[Tensor, "batch"]:  # one score per row, differentiable
-        "Score rows of token ids."
+        """Score rows of token ids: (w·h_last − reward_mean) / reward_std.
+
+        Raises ValueError for rows without a token.
+        """
         config = self.model.config
         raw = last_token_logits(self.model, input_ids, attention_mask)
         return (raw - config.reward_mean) / config.reward_std
@@ -272,7 +281,7 @@ class RewardModel(nn.Module):
         self,
         texts: Sequence[str | Sequence[int]],  # as the policy starts from; some hundreds
     ) -> tuple[float, float]:  # the mean and sd of their raw scores
-        """Set reward_mean and reward_std, so that the scores of these texts have mean 0 and sd 1.
+        """Set reward_mean and reward_std: the scores of these texts get mean 0 and sd 1.
 
         Ouyang et al. (2022), section 3.5, set the mean. Raises ValueError where the scores differ
         by no more than rounding.
@@ -294,7 +303,7 @@ class RewardModel(nn.Module):
         Plain transformers loads them, and gives raw scores.
         """
         model = merge_adapters(self.model) if has_adapters(self.model) else self.model
-        model.save_pretrained(path)
+        save_weights(model, path)
         self.tokenizer.save_pretrained(path)
 
     @classmethod
@@ -321,13 +330,12 @@ def score_in_batches(
     batch_size: int,
     name: str,  # what the error calls a text
 ) -> list[float]:  # one per text, in order
-    """Score texts in evaluation mode, without gradient; texts of like length go together.
+    """Score texts without dropout or gradient; texts of like length go together.
 
     Raises ValueError for a text without tokens, or longer than the tokenizer's limit and the
     model's context, and TypeError for one string.
     """
-    limit = tokenizer.model_max_length
-    limit = min(limit, context_length(model) or limit)
+    limit = longest_text(model, tokenizer)
     if isinstance(texts, str):
         raise TypeError("texts is one string: pass a list, [text]")
     rows = [[] if isinstance(text, str) else list(text) for text in texts]
@@ -350,7 +358,10 @@ def score_in_batches(
 
 # %% ../../nbs/learn/14_reward_model.ipynb #fb186646
 def check_spread(scores: Float[Tensor, "batch"], dtype: torch.dtype) -> None:
-    "Raises ValueError unless σ > 8·eps·max|score|: below, the spread is rounding alone."
+    """Check that scores differ by more than rounding: σ > 8·eps·max|score|.
+
+    Raises ValueError where they do not.
+    """
     eps = max(torch.finfo(t).eps for t in (dtype, torch.float32))  # scores are given in float32
     std = scores.std(correction=0)
     if not len(scores) or not 8 * eps * scores.abs().max() < std < math.inf:
@@ -372,9 +383,15 @@ def log_odds(logits: Float[Tensor, "batch label"], label: int) -> Float[Tensor, 
     return logits[:, label] - logits[:, others].logsumexp(-1)
 
 # %% ../../nbs/learn/14_reward_model.ipynb #41ea1467
+class CutTexts(UserWarning):
+    "Texts are longer than a classifier can read, and their ends are not scored."
+
+
 class Classifier:
     """A sequence classifier as a reward: its logit, or the log-odds of one label.
 
+    A text that is longer than the classifier can read is cut, as its tokenizer cuts: special
+    tokens stay. The first call that cuts warns of CutTexts.
     Raises TypeError for what is no classifier, and ValueError for a label that it lacks and for
     none where it has several.
     """
@@ -398,6 +415,8 @@ class Classifier:
         self.label = find_label(model, label)
         self.template = template
         self.batch_size = batch_size
+        self.limit = longest_text(model, tokenizer)
+        self.has_warned = False  # of texts that are cut
 
     def score(
         self,
@@ -407,22 +426,43 @@ class Classifier:
     ) -> list[float]:  # one per text, in order
         """Score texts, without dropout or gradient.
 
-        Raises ValueError naming a text that is empty or too long, and for a template without
-        prompts and completions.
+        Raises ValueError naming a text that is empty, and for a template without prompts and
+        completions.
         """
         if self.template is not None:
             if prompts is None or completions is None:
                 raise ValueError("a template needs prompts and completions")
             answered = zip(prompts, completions, strict=True)
             texts = [self.template(prompt, completion) for prompt, completion in answered]
+        rows = self.rows(list(texts))
         return score_in_batches(
             self.model,
             self.tokenizer,
             lambda ids, mask: log_odds(label_logits(self.model, ids, mask), self.label),
-            texts,
+            rows,
             self.batch_size,
             "the classifier's text",
         )
+
+    def rows(self, texts: list[str]) -> list[list[int]]:
+        "Tokenise texts, cut to what the classifier reads. Warns once where it cuts."
+        rows = Renderer(self.tokenizer).texts(texts)
+        long = [i for i, ids in enumerate(rows) if len(ids) > self.limit]
+        if long and not self.has_warned:
+            self.has_warned = True
+            warnings.warn(
+                f"{len(long)} of {len(texts)} texts are longer than the {self.limit} tokens that "
+                f"{type(self.model).__name__} reads, the first of them text {long[0]} with "
+                f"{len(rows[long[0]])}: each is cut, on the "
+                f"{self.tokenizer.truncation_side}. Said once. A classifier with a longer context "
+                "reads more, or a template= that keeps what matters",
+                CutTexts,
+                stacklevel=3,
+            )
+        for i in long:
+            cut = self.tokenizer(texts[i], truncation=True, max_length=self.limit)
+            rows[i] = list(cut["input_ids"])
+        return rows
 
 # %% ../../nbs/learn/14_reward_model.ipynb #13d892ab
 def find_label(model: PreTrainedModel, label: str | int | None) -> int:
@@ -436,3 +476,17 @@ def find_label(model: PreTrainedModel, label: str | int | None) -> int:
         known = ", ".join(map(repr, names.values()))
         raise ValueError(f"label is {label!r}: pass one of the classifier's, {known}")
     return matching[0]
+
+# %% ../../nbs/learn/14_reward_model.ipynb #7b1c36c8
+def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Find how many tokens a classifier reads: what its positions and its tokenizer allow.
+
+    RoBERTa and its relatives count positions from behind the padding token's, and have fewer than
+    their configuration says.
+    """
+    limit = context_length(model) or tokenizer.model_max_length
+    for name, part in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
+            skipped = 0 if part.padding_idx is None else part.padding_idx + 1
+            limit = min(limit, part.num_embeddings - skipped)
+    return min(limit, tokenizer.model_max_length)

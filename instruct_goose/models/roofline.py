@@ -13,7 +13,10 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 # %% ../../nbs/guides/one_gpu.ipynb #3f4836f6
 class Card(NamedTuple):
-    "A GPU's peak rates: FLOP/s of dense matrix products by the type of their inputs; bytes/s."
+    """A GPU's peak rates.
+
+    FLOP/s of dense matrix products, by the type of their inputs; bytes/s.
+    """
 
     bfloat16: float
     tf32: float
@@ -46,7 +49,11 @@ def roofline(
     minibatches: int = 1,  # optimizer steps per pass
     products: Literal["bfloat16", "tf32", "float32"] = "bfloat16",  # type of their inputs
 ) -> dict[str, Work]:  # by phase: rollout, annotate, update
-    "Compute the FLOPs and bytes of one iteration: seconds ≥ max(FLOPs/peak, bytes/bandwidth)."
+    """Compute what one iteration has to do on a card: FLOPs, bytes, and least seconds.
+
+    seconds ≥ max(FLOPs/peak, bytes/bandwidth) (Williams et al. 2009). A forward pass is 2 FLOPs per
+    weight and token, a backward pass twice that; attention itself is left out.
+    """
     with torch.device("meta"):
         parameters = AutoModelForCausalLM.from_config(config).num_parameters()
     text_config = config.get_text_config()

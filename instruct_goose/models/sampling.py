@@ -108,7 +108,10 @@ def check_sampling(
     temperature: float,
     top_k: int | None,
 ) -> None:
-    "Raises ValueError for a setting out of range, or text beyond the model's context."
+    """Check sampling's settings, and that responses fit into the model's context.
+
+    Raises ValueError for one out of range, and for text that would be too long.
+    """
     for name, number in (("max_new_tokens", max_new_tokens), ("top_k", top_k)):
         if number is not None and number < 1:
             raise ValueError(f"{name} is {number}: it must be at least 1")
@@ -151,7 +154,10 @@ def sample_index(
 
 # %% ../../nbs/learn/15_rollout.ipynb #7e7be518
 def require_numbers(p: Float[Tensor, "batch"]) -> None:
-    "Raises FloatingPointError naming the rows in which a probability is NaN."
+    """Check that no row has a NaN.
+
+    Raises FloatingPointError naming those that have.
+    """
     bad = p.isnan().nonzero()[:, 0].tolist()
     if bad:
         raise FloatingPointError(f"the model's logits are NaN or infinite in rows {bad}")
@@ -200,7 +206,10 @@ def choose_tokens(
     choice: TokenChoice,
     u: Float[Tensor, "rows"] | None,  # in [0, 1); None where the choice is greedy
 ) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"]]:
-    "Choose a token for each row; return tokens and log π(token|s), π = softmax(z/τ)."
+    """Choose a token for each row; returns tokens and log π(token|s).
+
+    π = softmax(z/τ) is the whole distribution, with top_k too. NaN logits give NaN.
+    """
     p = probabilities(logits, choice.temperature)
     if u is None:
         tokens = logits.argmax(-1)
@@ -225,7 +234,10 @@ class Column(NamedTuple):
 def draw_uniforms(
     steps: int, batch: int, generator: torch.Generator | None, device: torch.device
 ) -> Float[Tensor, "steps batch"]:
-    "Draw the random numbers of several steps, and send them to the device at once."
+    """Draw the random numbers of several steps, and send them to the device at once.
+
+    In [0, 1), float64, for all rows of the batch: those that have ended too.
+    """
     return to_device(torch.stack([uniforms(batch, generator) for _ in range(steps)]), device)
 
 # %% ../../nbs/learn/15_rollout.ipynb #0d6efa40
@@ -239,7 +251,10 @@ def write_columns(
     stops: Stops | None,
     steps_between_checks: int = 1,  # of which rows have ended
 ) -> list[Column]:
-    "Sample aₜ ~ π(·|sₜ), a column at a time, until every row has ended or reached the limit."
+    """Sample aₜ ~ π(·|sₜ), a column at a time, until every row has ended.
+
+    Or has `max_new_tokens`. Rows that have ended are dropped when that is looked at.
+    """
     columns: list[Column] = []
     rows = torch.arange(len(ids), device=ids.device)
     tokens = ids[:, -1]
@@ -266,7 +281,9 @@ def write_columns(
         if remaining < len(rows) and (steps_between_checks == 1 or 2 * remaining <= len(rows)):
             order = keep_order(still_writing)
             decoder.keep(order)
-            rows, tokens, still_writing = rows[order], tokens[order], still_writing[order]
+            rows = rows[order]
+            tokens = tokens[order]
+            still_writing = still_writing[order]
     return columns
 
 # %% ../../nbs/learn/15_rollout.ipynb #e96a51b6
@@ -311,7 +328,10 @@ def apply_stops(
     columns: Sequence[Column],  # those since the last check, all of the same rows
     stops: Stops,
 ) -> tuple[list[Column], Bool[Tensor, "rows"]]:
-    "Take out what was written after a stop; say which rows have not come to one."
+    """Take out what was written after a stop.
+
+    Returns the columns, and (rows,) bool: which rows have not come to a stop.
+    """
     newest = columns[-1]
     device = newest.rows.device
     rows = newest.rows.cpu()
@@ -326,7 +346,10 @@ def apply_stops(
 
 # %% ../../nbs/learn/15_rollout.ipynb #63694829
 def keep_order(still_writing: Bool[Tensor, "rows"]) -> Int[Tensor, "remaining"]:
-    "Say which row stands in each place: the last rows take the places of those that ended."
+    """Say which row stands in each place, when those that have ended are left out.
+
+    The last rows take the places of those that ended.
+    """
     remaining = int(still_writing.sum())
     order = torch.arange(remaining, device=still_writing.device)
     order[~still_writing[:remaining]] = still_writing[remaining:].nonzero()[:, 0] + remaining

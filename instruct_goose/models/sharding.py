@@ -69,7 +69,7 @@ def configs() -> Path:
 
 # %% ../../nbs/guides/fsdp.ipynb #1deb86f7
 class Shards:
-    """What this process holds of a sharded agent: of each parameter its shard, by name.
+    """What this process holds of a sharded agent: a shard of each parameter, by name.
 
     The optimizer moves the shards, and the shards have the gradients. Between two updates the
     agent's own parameters are whole, and the same in all processes (`unshard`).
@@ -90,9 +90,10 @@ class Shards:
                 shard.detach().copy_(shard_like(tensors[name], shard))
 
     def gather_moments(self, moments: Moments) -> dict[str, dict[str, Tensor]]:
-        """Put an optimizer's moments together from all processes, each of which calls this.
+        """Put an optimizer's moments together from all processes, which all call this.
 
-        Raises ValueError for moments that are neither one number nor one per weight.
+        Raises ValueError for moments that are neither one number nor one per weight, PeerFailed
+        where another process has failed.
         """
         gather_results(lambda: None)  # has a process failed? then no other waits for its shards
         gathered: dict[str, dict[str, Tensor]] = {}
@@ -136,15 +137,15 @@ def shards_of(agent: nn.Module) -> Shards | None:
 
 
 def is_sharded(agent: nn.Module) -> bool:
-    "Has `shard_agent` sharded it?"
+    "Has `shard_agent` sharded this agent?"
     return agent in _SHARDS
 
 # %% ../../nbs/guides/fsdp.ipynb #8f656d3c
 def shard_agent(agent: Agent) -> Agent:  # the same one
-    """Shard an agent with FSDP2, in place, where several processes run and FSDP is asked for.
+    """Shard an agent with FSDP2, in place, where several processes ask for it.
 
     Its parameters are replaced: an optimizer has to be made afterwards. All processes begin with
-    the weights of the main one. Raises ValueError for an agent with adapters.
+    the weights of the main one. Raises ValueError for an agent with adapters, and for DeepSpeed.
     """
     if world_size() == 1 or not fsdp_requested():
         return agent
@@ -172,14 +173,14 @@ def shard_agent(agent: Agent) -> Agent:  # the same one
 
 
 def transformer_blocks(agent: nn.Module) -> Iterator[nn.Module]:
-    "Find the blocks of the transformers: the members of each list of more than one module."
+    "Find the transformers' blocks: the members of each list of several modules."
     for module in agent.modules():
         if isinstance(module, nn.ModuleList) and len(module) > 1:
             yield from module
 
 # %% ../../nbs/guides/fsdp.ipynb #acbd052d
 def unshard(agent: nn.Module) -> None:
-    "Give every process all weights of a sharded agent: to generate, to annotate, to save."
+    "Give every process all weights of a sharded agent: to generate, to save."
     for module in _SHARDS[agent].modules:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
@@ -234,7 +235,7 @@ def load_weights(agent: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 def synchronize(
     settings: Mapping[str, Any], agent: Agent, ref_model: nn.Module, optimizer: Optimizer
 ) -> None:
-    """Make several processes begin alike: the settings are compared, the weights are broadcast.
+    """Make several processes begin alike: compare settings, broadcast weights.
 
     A sharded agent is unsharded, now and after each step of the optimizer. Raises ValueError for
     settings or models that differ between processes.
@@ -251,7 +252,10 @@ def synchronize(
 
 # %% ../../nbs/guides/fsdp.ipynb #b9c00008
 def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    "∇L ← Σ ∇L over the processes. A parameter without a gradient anywhere stays without."
+    """Add up gradients over the processes, in place: ∇L ← Σ ∇L.
+
+    A parameter without a gradient in any process stays without.
+    """
     if world_size() == 1:
         return
     learning = [p for p in parameters if p.requires_grad]
@@ -264,7 +268,7 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def full_gradients(agent: nn.Module, parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Collect the gradients of an agent's parameters; zeros for a parameter without one.
+    """Collect the gradients of an agent's parameters; zeros where there is none.
 
     Under FSDP they are put together from the shards of all processes, each of which calls this.
     """
@@ -287,9 +291,10 @@ def accumulate_gradient(
     idle: Callable[[Batch], Iterable[Tensor | None]],  # the same forward pass, for nothing
     batches: Iterable[Batch],  # of this process
 ) -> list[Trace]:
-    """Add up the gradient of a minibatch over its micro-batches and over the processes.
+    """Add up the gradient of a minibatch over micro-batches and processes.
 
-    Returns what `backward` returned for each micro-batch of all processes, in their order.
+    Returns what `backward` returned for each micro-batch of all processes, in their order. Raises
+    PeerFailed where it fails in another process.
     """
     own_batches = list(batches)
     if is_sharded(module):

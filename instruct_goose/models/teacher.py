@@ -41,7 +41,10 @@ class Teacher:
         prompt_ids: Sequence[list[int]],
         completion_ids: Sequence[list[int]],
     ) -> list[list[float]]:  # of each completion, one number per token
-        "Compute log π_T(aₜ|sₜ), in nats."
+        """Compute log π_T(aₜ|sₜ) of each token of each completion, in nats.
+
+        Raises ValueError for an empty prompt or completion, and for a token that the teacher lacks.
+        """
         rows = []
         for start in range(0, len(prompt_ids), self.batch_size):
             part = slice(start, start + self.batch_size)
@@ -61,7 +64,10 @@ class Teacher:
         completion_ids: Sequence[list[int]],
         sampled_logprobs: Sequence[list[float]],  # log π of each token, as the sampler saw it
     ) -> list[list[float]]:  # pₜ
-        "Score each token of each completion: what `train` asks of a reward function."
+        """Score each token of each completion: pₜ = log π_T(aₜ|sₜ) − log π(aₜ|sₜ).
+
+        A reward function with these parameters. Raises ValueError as `logprobs`.
+        """
         teacher_logprobs = self.logprobs(prompt_ids, completion_ids)
         scores = []
         for row, sampled_row in zip(teacher_logprobs, sampled_logprobs, strict=True):

@@ -27,7 +27,10 @@ def to_fast_tokenizer(
     add_bos: bool,
     add_eos: bool = False,
 ) -> PreTrainedTokenizerFast:
-    "Wrap a tokenizer for transformers; where asked, every text starts with bos, ends with eos."
+    """Wrap a tokenizer for transformers.
+
+    Where asked, every text starts with bos and ends with eos. It pads on the left.
+    """
     begin = [special["bos_token"]] if add_bos else []
     end = [special["eos_token"]] if add_eos else []
     added = dict.fromkeys(begin + end)
@@ -134,7 +137,10 @@ def require_fitting(
     limit: int,  # most tokens in a row
     name: Callable[[int], str],  # what the error calls row i
 ) -> None:
-    "Raises ValueError naming the first row of no tokens, or of more than fit."
+    """Check the lengths of rows of token ids.
+
+    Raises ValueError naming the first row of no tokens, or of more than fit.
+    """
     for i, ids in enumerate(rows):
         if not ids:
             raise ValueError(
@@ -149,7 +155,10 @@ def require_fitting(
 
 # %% ../../nbs/reference/models/tokens.ipynb #4626f860
 def pad_id_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    "Find the id of padding. Raises ValueError for a tokenizer without a pad token."
+    """Find the id of padding.
+
+    Raises ValueError, saying how to set one, for a tokenizer without a pad token.
+    """
     pad_id = tokenizer.pad_token_id
     if not isinstance(pad_id, int):
         raise ValueError(
@@ -163,7 +172,10 @@ def token_limit(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int | None,  # None: the tokenizer's own limit
 ) -> int:
-    "Find how many tokens a text may have. Raises ValueError below 1."
+    """Find how many tokens a text may have.
+
+    Raises ValueError where that is below 1.
+    """
     limit = tokenizer.model_max_length if max_length is None else max_length
     if limit < 1:
         raise ValueError(
@@ -201,7 +213,10 @@ def unpad(
     x: Shaped[Tensor, "batch time"],
     mask: Shaped[Tensor, "batch time"],  # of `pad`
 ) -> list[list]:
-    "Take the entries under the mask, row by row, as `pad` was given them on either side."
+    """Take the entries under the mask, row by row: what `pad` was given.
+
+    Padding may be on either side. One transfer from a GPU.
+    """
     is_token = mask.bool()
     tokens = x[is_token].tolist()  # of all rows; one transfer from a GPU
     rows = []
@@ -213,7 +228,10 @@ def unpad(
 
 # %% ../../nbs/reference/models/tokens.ipynb #95404882
 def as_mask(mask: Tensor, name: str = "mask") -> Bool[Tensor, "batch time"]:
-    "Convert a mask of bool, or of 0 and 1, to bool. Raises ValueError for other numbers."
+    """Convert a mask of bool, or of 0 and 1, to bool.
+
+    Raises ValueError for other numbers.
+    """
     if mask.dtype != torch.bool and ((mask != 0) & (mask != 1)).any():
         raise ValueError(
             f"{name} holds {mask.unique().tolist()}: only 0 (padding) and 1 (token) "
@@ -236,9 +254,9 @@ def compact(
     mask: Shaped[Tensor, "batch time"],  # bool, or 0 and 1; padding anywhere
     side: str = "left",  # where the padding goes
 ) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:  # ids, mask
-    """Move each row's padding to one side; tokens keep their order (a stable sort by the mask).
+    """Move each row's padding to one side; tokens keep their order.
 
-    Raises ValueError for a mask of other numbers than 0 and 1.
+    A stable sort by the mask. Raises ValueError for a mask of other numbers than 0 and 1.
     """
     is_token = as_mask(mask)
     goes_last = is_token if side == "left" else ~is_token

@@ -36,12 +36,17 @@ def discounted_returns(
     mask: Bool[Tensor, "batch time"],  # True where the policy sampled a token
     gamma: float = 1.0,  # discount per token
 ) -> Float[Tensor, "batch time"]:  # float32 or wider, no gradient; 0 at padding
-    """Gₜ = rₜ + γ·Gₜ₊₁, t + 1 being the next real token; after the last, Gₜ₊₁ = 0.
-    Raises ValueError for differing shapes, an empty response, or γ outside [0, 1]."""
+    """Add up what each token still earns: Gₜ = rₜ + γ·Gₜ₊₁.
+
+    t + 1 is the next real token; after the last, Gₜ₊₁ = 0.
+    Raises ValueError for differing shapes, an empty response, or γ outside [0, 1].
+    """
     same_shape(rewards=rewards, mask=mask)
     _between_0_and_1(gamma=gamma)
     last_index(mask)
-    rewards, later, returns = wide(rewards.detach()), 0.0, []
+    rewards = wide(rewards.detach())
+    later = 0.0
+    returns = []
     for t in reversed(range(mask.shape[1])):
         later = torch.where(mask[:, t], rewards[:, t] + gamma * later, later)
         returns.append(torch.where(mask[:, t], later, 0.0))
@@ -54,13 +59,17 @@ def td_errors(
     mask: Bool[Tensor, "batch time"],  # True where the policy sampled a token
     gamma: float = 1.0,  # discount per token
 ) -> Float[Tensor, "batch time"]:  # float32 or wider, no gradient; 0 at padding
-    """δₜ = rₜ + γ·Vₜ₊₁ − Vₜ, t + 1 being the next real token; after the last, Vₜ₊₁ = 0.
-    Raises ValueError for differing shapes, an empty response, or γ outside [0, 1]."""
+    """Compute how wrong each value was one token later: δₜ = rₜ + γ·Vₜ₊₁ − Vₜ.
+
+    t + 1 is the next real token; after the last, Vₜ₊₁ = 0.
+    Raises ValueError for differing shapes, an empty response, or γ outside [0, 1].
+    """
     same_shape(rewards=rewards, values=values, mask=mask)
     _between_0_and_1(gamma=gamma)
     last_index(mask)
     rewards, values = wide(rewards.detach()), wide(values.detach())
-    next_value, errors = 0.0, []
+    next_value = 0.0
+    errors = []
     for t in reversed(range(mask.shape[1])):
         error = rewards[:, t] + gamma * next_value - values[:, t]
         errors.append(torch.where(mask[:, t], error, 0.0))
@@ -137,7 +146,10 @@ def _check_groups(scores: Tensor, group_size: int, how: str):
 
 # %% ../../nbs/learn/07_advantages.ipynb #e4b6a011
 class AdvantageInputs(NamedTuple):
-    "What an advantage may be made of."
+    """Everything that an advantage may be made of; given to an entry of ADVANTAGES.
+
+    Rows are responses, those to one query side by side. Nothing here has a gradient.
+    """
 
     rewards: Float[Tensor, "batch time"]  # rₜ
     mask: Bool[Tensor, "batch time"]  # True where the policy sampled a token
@@ -149,22 +161,31 @@ class AdvantageInputs(NamedTuple):
     lam: float  # see gae
 
     def spread(self, of_response: Float[Tensor, "batch"]) -> Float[Tensor, "batch time"]:
-        "One number per response, at each of its tokens; 0 at padding."
+        "Repeat one number per response, (batch,), at each of its tokens; 0 at padding."
         return torch.where(self.mask, of_response[:, None], 0.0)
 
     def totals(self) -> Float[Tensor, "batch"]:
-        "The total reward of each response."
+        "Add up the rewards of each response: Σₜ rₜ over its real tokens, (batch,)."
         return masked_sum(self.rewards, self.mask, dim=-1)
 
     def compared(self, how: str) -> Float[Tensor, "batch time"]:
-        "The total reward of each response beside the others of its group."
+        """Compare the total reward of each response with its group: `group_advantages`.
+
+        Returns (batch, time): one number per response, at each of its tokens, 0 at padding.
+        Raises ValueError as `group_advantages`.
+        """
         return self.spread(
             group_advantages(self.totals(), self.group_size, how, ddof=self.group_ddof)
         )
 
 # %% ../../nbs/learn/07_advantages.ipynb #e4b6a012
 class Advantage(NamedTuple):
-    "One way to make advantages."
+    """One way to make advantages: an entry of ADVANTAGES.
+
+    `estimate` returns Â, (batch, time), 0 at padding and not whitened, and what the value head is
+    to learn, (batch, time), or None. `needs` says what the rollout must have for it: values of a
+    value head, groups of several responses to one query, or the scores of greedy responses.
+    """
 
     estimate: Callable  # AdvantageInputs → (advantages, returns for the value head, or None)
     needs: Literal["values", "group", "greedy"] | None = None

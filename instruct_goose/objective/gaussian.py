@@ -40,9 +40,11 @@ def gaussian_logprobs(
     std: Float[Tensor, "..."],  # σ, not its logarithm; or one per dimension, (action,)
     mask: Bool[Tensor, "*batch"] | None = None,  # True where an action was taken
 ) -> Float[Tensor, "*batch"]:  # log-density, float32 or wider; may be > 0; 0 at padding
-    """log π(a|s) = Σᵢ −½((aᵢ − μᵢ)/σᵢ)² − log σᵢ − ½ log 2π, summed over the dimensions
-    of the action. Where the mask is False anything may stand, and no gradient flows.
-    Raises ValueError if shapes differ, and for σ ≤ 0."""
+    """Compute the log-density of each action, summed over its dimensions.
+
+    log π(a|s) = Σᵢ −½((aᵢ − μᵢ)/σᵢ)² − log σᵢ − ½ log 2π. Where the mask is False anything may
+    stand, and no gradient flows. Raises ValueError if shapes differ, and for σ ≤ 0.
+    """
     same_shape(actions=actions, mean=mean)
     same_shape(mask=mask, actions_but_action=None if mask is None else mean[..., 0])
     if mask is not None:
@@ -75,5 +77,6 @@ def gaussian_kl(
     same_shape(mean=mean, other_mean=other_mean)
     std = _per_dimension(mean, std)
     other_std = _per_dimension(mean, other_std, "other_std")
-    log_r, gap = (std / other_std).log(), (wide(mean) - wide(other_mean)) / other_std
+    log_r = (std / other_std).log()
+    gap = (wide(mean) - wide(other_mean)) / other_std
     return ((2 * log_r).expm1() / 2 - log_r + gap.square() / 2).sum(-1)

@@ -16,7 +16,10 @@ from .policy_loss import settings_of, SURROGATES
 
 # %% ../../nbs/learn/11_group.ipynb #7f34f66c
 def flat_groups(scores: Float[Tensor, "batch"], group_size: int) -> Bool[Tensor, "groups"]:
-    "Whose scores are all equal. Raises ValueError for scores that do not divide into groups."
+    """Find the groups whose scores are all equal: comparing them teaches nothing.
+
+    Raises ValueError for scores that do not divide into groups.
+    """
     groups = whole_groups(scores, group_size)
     return (groups == groups[:, :1]).all(-1)
 
@@ -110,10 +113,12 @@ def _cells(preset: dict[str, Any]) -> list[str]:
 
 # %% ../../nbs/learn/11_group.ipynb #f69643af
 def preset_table() -> str:  # markdown, one row per preset
-    """PRESETS setting by setting, with the papers of PRESET_SOURCES where they are known.
+    """Write PRESETS as a table, with their papers from PRESET_SOURCES.
+
     A choice is spelt with spaces for underscores. ρ in [a, b]: from 1 − clip to 1 + clip_high.
     G: group_size. KL: placement, estimator (None shows as what it stands for), gradient in a
-    loss, β."""
+    loss, β.
+    """
     head = "preset | ratio | surrogate and clip | advantage | average | KL | paper"
     rows = [head.split(" | "), ["---"] * 7]
     for name, settings in PRESETS.items():

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..core.checks import refuse_if
+from ..core.tensor_checks import refuse_if
 from .masks import chosen, last_index, only_tensors, same_shape, wide
 
 # %% ../../nbs/learn/06_kl.ipynb #a3798c8d
@@ -39,9 +39,11 @@ def exact_kl(
     ref_logprobs: Float[Tensor, "*batch vocab"],  # log π_ref(·|s)
     mask: Bool[Tensor, "*batch"] | None = None,  # True where the position counts
 ) -> Float[Tensor, "*batch"]:  # nats, never negative; 0 at padding
-    """KL(π‖π_ref) = Σₐ π(a)·[log π(a) − log π_ref(a)], by enumeration, with 0·log 0 = 0;
-    float32 or wider, inf where π_ref forbids what π may do.
-    Raises ValueError if shapes differ, or if a row is not a distribution."""
+    """Compute KL(π‖π_ref) = Σₐ π(a)·[log π(a) − log π_ref(a)] by enumeration.
+
+    With 0·log 0 = 0; float32 or wider, inf where π_ref forbids what π may do.
+    Raises ValueError if shapes differ, or if a row is not a distribution.
+    """
     same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
     if mask is not None:
         same_shape(mask=mask, positions=logprobs[..., 0])
@@ -82,7 +84,10 @@ def k3(
 
 # %% ../../nbs/learn/06_kl.ipynb #b9fb43e8
 class Estimator(NamedTuple):
-    "One estimate of the KL from ℓ."
+    """One estimate of KL(π‖π_ref) from ℓ = log π(a) − log π_ref(a), a sampled from π.
+
+    Called with ℓ of any shape it returns nats of the same shape. Schulman (2020).
+    """
 
     of: Callable[[Tensor], Tensor]  # ℓ → nats
     unbiased: bool = False  # charged in the reward, its mean gradient is that of KL(π‖π_ref)
@@ -149,11 +154,14 @@ def kl_in_reward(
     estimator: str = "k1",  # the others have the wrong gradient here
     token_scores: Float[Tensor, "batch time"] | None = None,  # pₜ: parts of the score with a place
 ) -> Float[Tensor, "batch time"]:  # rewards, without gradient; 0 at padding
-    """rₜ = −β·k(ℓₜ) + pₜ + (score − Σₛpₛ)·1[t = last real token], where k₁(ℓ) = ℓ, and p = 0
+    """Make the reward of each token: its KL penalty, and the score at the last token.
+
+    rₜ = −β·k(ℓₜ) + pₜ + (score − Σₛpₛ)·1[t = last real token], where k₁(ℓ) = ℓ, and p = 0
     unless parts of the score are paid at their own tokens: what is paid there is not paid
     again at the end. Ziegler et al. (2019) eq. 2, spread over the tokens.
     Raises ValueError for an empty response, a negative β, an unknown estimator, shapes
-    that differ, or unless there is one score per response."""
+    that differ, or unless there is one score per response.
+    """
     only_tensors(scores=scores, logprobs=logprobs, mask=mask)
     same_shape(token_scores=token_scores, mask=mask)
     if scores.shape != mask.shape[:1]:
@@ -195,8 +203,8 @@ def kl_in_loss(
     _not_negative(beta)
     kl = token_kl(logprobs, ref_logprobs, mask, estimator)
     if straight_through:
-        pull = token_kl(logprobs, ref_logprobs, mask, "k2")
-        kl = pull - pull.detach() + kl.detach()
+        with_gradient = token_kl(logprobs, ref_logprobs, mask, "k2")
+        kl = with_gradient - with_gradient.detach() + kl.detach()
     if old_logprobs is None:
         return beta * kl
     ratio = log_ratio(logprobs, old_logprobs, mask).clamp(max=20.0).exp()
@@ -219,8 +227,11 @@ def adaptive_beta(
     gain: float = 0.1,  # K, how hard to steer
     max_error: float = 0.2,  # the relative error is clipped to ±max_error
 ) -> float:  # the next coefficient
-    """β ← β·(1 + K·clip(KL/target − 1, ±max_error)). Ziegler et al. (2019), section 2.2.
-    Raises ValueError unless β ≥ 0, target > 0 and the KL is finite."""
+    """Steer β towards a target: β ← β·(1 + K·clip(KL/target − 1, ±max_error)).
+
+    Ziegler et al. (2019), section 2.2.
+    Raises ValueError unless β ≥ 0, target > 0 and the KL is finite.
+    """
     _not_negative(beta)
     if not target > 0:
         raise ValueError(f"target is {target}: a KL target must be positive")

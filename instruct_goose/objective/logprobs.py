@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.checks import refuse_if
+from ..core.tensor_checks import refuse_if
 from .logprobs_in_pieces import LogprobsInPieces
 from .masks import only_tensors, same_shape, wide
 
@@ -49,8 +49,11 @@ def token_logprobs(
     tokens: Int[Tensor, "*batch"],  # the sampled ids; padding holds any valid id
     temperature: int | float = 1.0,  # the one that the tokens were sampled with
 ) -> Float[Tensor, "*batch"]:  # nats, in float32 or wider
-    """log π(aₜ|sₜ) = z_a/τ − log Σᵥ exp(z_v/τ). Raises ValueError if shapes differ, for
-    ids outside the vocabulary, and temperature ≤ 0."""
+    """Compute the log-probability of each sampled token.
+
+    log π(aₜ|sₜ) = z_a/τ − log Σᵥ exp(z_v/τ). Raises ValueError if shapes differ, for
+    ids outside the vocabulary, and temperature ≤ 0.
+    """
     only_tensors(logits=logits, tokens=tokens)
     same_shape(logits_but_vocab=logits[..., 0], tokens=tokens)
     _check_ids(tokens, logits.shape[-1])
@@ -78,10 +81,12 @@ def logprobs_from_hidden(
     *,
     chunk_bytes: int | None = None,  # of logits in memory at a time; None: tile_bytes
 ) -> Float[Tensor, "tokens"] | tuple[Float[Tensor, "tokens"], ...]:  # in nats
-    """`token_logprobs` and `entropy` of the logits hidden·weightᵀ + bias, a piece of the
-    table at a time, see `LogprobsInPieces`. What does not fit into one piece is computed
-    again for the gradient, for tokens whose gradient is not 0. Raises ValueError as they do,
-    and for chunk_bytes that is not above 0."""
+    """Compute `token_logprobs` and `entropy` of hidden·weightᵀ + bias, piece by piece.
+
+    The table of logits is never whole, see `LogprobsInPieces`. What does not fit into one piece
+    is computed again for the gradient, for tokens whose gradient is not 0. Raises ValueError as
+    they do, and for chunk_bytes that is not above 0.
+    """
     if chunk_bytes is not None and not chunk_bytes > 0:
         raise ValueError(f"chunk_bytes={chunk_bytes} must be above 0")
     only_tensors(hidden=hidden, weight=weight, tokens=tokens, bias=bias)

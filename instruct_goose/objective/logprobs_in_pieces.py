@@ -20,17 +20,22 @@ from .masks import same_shape, wide
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0013
 class Head(NamedTuple):
-    "Logits are h·wᵀ + b."
+    "A language model's head: logits are h·wᵀ + b."
 
     weight: Tensor  # (V, H), as in nn.Linear
     bias: Tensor | None = None  # (V,)
 
     def part(self, columns: slice) -> "Head":
+        "Take the head of some words: rows of the weight and biases, not copied."
         return Head(self.weight[columns], None if self.bias is None else self.bias[columns])
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #f2da4c88
 def head_scores(hidden: Tensor, head: Head, temperature: int | float = 1.0) -> Tensor:
-    "(tokens, vocab): z/τ, float32 or wider; no copy where nothing is to be done."
+    """Compute z/τ of hidden states (tokens, H), as (tokens, V) in float32 or wider.
+
+    Nothing is copied where nothing is to be done. With a bias, −inf becomes a quarter of the least
+    finite number, so that a forbidden word adds nothing and makes no NaN.
+    """
     z = wide(torch.nn.functional.linear(hidden, head.weight, head.bias))
     if temperature != 1:
         z.div_(temperature)
@@ -38,27 +43,42 @@ def head_scores(hidden: Tensor, head: Head, temperature: int | float = 1.0) -> T
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0018
 def tile_shape(tokens: int, vocab: int, numbers: int) -> tuple[int, int]:
-    """Rows and columns of a tile of at most so many numbers: nearly square; wider where there are
-    few tokens, and higher where there are few words."""
+    """Choose rows and columns of a tile that holds at most `numbers` numbers.
+
+    Tiles are nearly square; wider where there are few tokens, higher where there are few words.
+    """
     rows = max(1, min(tokens, max(math.isqrt(numbers), numbers // vocab)))
     return rows, max(1, min(vocab, numbers // rows))
 
 
 def tiles(tokens: int, vocab: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:
-    "Rows and columns of one tile after another; all rows of a block of the vocabulary first."
+    """Yield rows and columns of each tile, block by block of the vocabulary.
+
+    Each is a slice of `tokens` rows and one of `vocab` columns; `shape` is a tile's. All rows of a
+    block come before the next block.
+    """
     for left in range(0, vocab, shape[1]):
         for top in range(0, tokens, shape[0]):
             yield slice(top, top + shape[0]), slice(left, left + shape[1])
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0022
 def own_column(tokens: Tensor, columns: slice, width: int) -> tuple[Tensor, Tensor]:
-    "(n,) bool: is the sampled token in this block of the vocabulary; (n, 1): its column, or any."
+    """Find the column of each sampled token in a block of the vocabulary.
+
+    Returns (n,) bool, whether the token is in this block of `width` columns, and (n, 1) its column
+    in the block; where it is not there, some column that may be read.
+    """
     at = tokens - columns.start
     return (at >= 0) & (at < width), at.clamp(0, width - 1)[:, None]
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #3a17548b
 class Blocks:
-    "What is remembered of each row: block by block of the vocabulary, then as a whole."
+    """What is remembered of each row, by block of the vocabulary, then as a whole.
+
+    Of block b: L_b = log Σ exp z over its words, its entropy S_b, and log q_b(a) where the sampled
+    token a is in it, q_b being the softmax within the block. With w_b = softmax of L_b over the
+    blocks, p_v = w_b·q_b(v).
+    """
 
     def __init__(self, hidden: Tensor, vocab: int, shape: tuple[int, int]):
         self.width = shape[1]
@@ -67,7 +87,7 @@ class Blocks:
         self.entropy = torch.zeros_like(self.lse)
 
     def read(self, z: Tensor, tokens: Tensor, rows: slice, columns: slice) -> Tensor:
-        "Takes from a tile of scores what is to be remembered. The tile becomes log q = z − L_b."
+        "Take L_b and log q_b(a) from a tile of scores, which becomes z − L_b in place."
         top = z.amax(-1)
         torch.log_softmax(z, -1, out=z)
         self.lse[rows, columns.start // self.width] = top - z.amax(-1)
@@ -76,19 +96,19 @@ class Blocks:
         return z
 
     def read_entropy(self, q: Tensor, logq: Tensor, rows: slice, columns: slice) -> None:
-        "S_b = −Σ q·log q. The tile q is used up."
+        "Take S_b = −Σ q·log q from a tile of probabilities q, which is overwritten."
         self.entropy[rows, columns.start // self.width] = -q.mul_(logq).sum(-1)
 
     def log_weights(self) -> Tensor:
-        "(n, blocks): log w_b."
+        "Compute log w_b of each row: (n, blocks)."
         return self.lse.log_softmax(-1)
 
     def logprobs(self, tokens: Tensor) -> Tensor:
-        "log π(a) = log w_b + log q_b(a)."
+        "Compute log π(a) = log w_b + log q_b(a), (n,), after all tiles have been read."
         return self.within + self.log_weights().gather(1, tokens[:, None] // self.width)[:, 0]
 
     def whole_entropy(self) -> Tensor:
-        "S = Σ_b w_b·S_b − w_b·log w_b."
+        "Compute S = Σ_b w_b·S_b − w_b·log w_b, (n,), after all tiles have been read."
         w = self.log_weights().exp()
         return (w * self.entropy + torch.special.entr(w)).sum(-1)
 
@@ -101,8 +121,11 @@ def tile_gradient(
     k: Tensor | None,
     entropy: Tensor,
 ) -> Tensor:  # (tokens, block)
-    """dz_v = g·(1[v = a] − p_v) − k·p_v·(log p_v + S), where the loss sends g back for log π(a)
-    and k for the entropy S; `here` and `at` are `own_column`'s. logp is used up."""
+    """Compute the gradient of the loss by a tile of scores z/τ; `logp` is overwritten.
+
+    dz_v = g·(1[v = a] − p_v) − k·p_v·(log p_v + S), where the loss sends g back for log π(a)
+    and k for the entropy S, (tokens,) each; `here` and `at` are `own_column`'s.
+    """
     if k is None:
         dz = logp.exp_().mul_(-g[:, None])
     else:
@@ -112,7 +135,7 @@ def tile_gradient(
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    "total += a·b, in place; the product is made in the precision of b."
+    "Add a matrix product in place, total += a·b, made in the precision of b."
     if total.dtype == a.dtype == b.dtype:
         total.addmm_(a, b)
     else:
@@ -123,20 +146,30 @@ TILE_BYTES = {"cpu": 2**24}  # a CPU's cache holds so many
 
 
 def tile_bytes(device: torch.device) -> int:
-    "Of a tile by default: a GPU wants few and long kernels, and gives a 32nd of its memory."
+    """Say how many bytes a tile has by default on this device.
+
+    A GPU wants few and long kernels, and gives a 32nd of its memory.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // 32
     return TILE_BYTES.get(device.type, 2**28)
 
 
 def shape_for(tokens: int, weight: Tensor, tables: int, bytes: int | None) -> tuple[int, int]:
-    "Of a tile, where so many exist at a time, in so many bytes; None: `tile_bytes`."
+    """Choose the shape of a tile, where `tables` of them share `bytes` bytes.
+
+    None: `tile_bytes` of the weight's device.
+    """
     bytes = bytes or tile_bytes(weight.device)
     return tile_shape(tokens, len(weight), bytes // (tables * wide(weight[:0]).itemsize))
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0033
 class LogprobsInPieces(torch.autograd.Function):
-    "log π(a), and with it the entropy, from hidden states; see `logprobs_from_hidden`."
+    """log π(a), and the entropy, from hidden states without the (tokens, vocab) table.
+
+    Called by `logprobs_from_hidden`, which checks its arguments. Scores are made a tile at a time;
+    a table that fits into one tile is kept for the gradient, else the tiles are made again.
+    """
 
     @staticmethod
     def forward(
@@ -149,9 +182,16 @@ class LogprobsInPieces(torch.autograd.Function):
         with_entropy: bool,
         bytes: int | None,
     ):
-        head, n, vocab = Head(weight, bias), len(hidden), len(weight)
+        """Compute log π(a), (tokens,) in nats, and the entropies if they are asked for.
+
+        Arguments as of `logprobs_from_hidden`; `bytes` is its chunk_bytes.
+        """
+        head = Head(weight, bias)
+        n = len(hidden)
+        vocab = len(weight)
         shape = shape_for(n, weight, 2 if with_entropy else 1, bytes)
-        blocks, kept = Blocks(hidden, vocab, shape), None
+        blocks = Blocks(hidden, vocab, shape)
+        kept = None
         for rows, columns in tiles(n, vocab, shape):
             z = head_scores(hidden[rows], head.part(columns), temperature)
             logq = blocks.read(z, tokens, rows, columns)
@@ -170,11 +210,15 @@ class LogprobsInPieces(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any):  # pyright: ignore[reportIncompatibleMethodOverride]
-        """dh = dz·w, dw = dzᵀ·h, db = Σ dz, a tile at a time; only for rows whose gradient is not
-        0, and for what learns."""
+        """Compute dh = dz·w, dw = dzᵀ·h, db = Σ dz, a tile at a time.
+
+        Only for rows whose gradient is not 0, and for what learns.
+        """
         whole, weight, bias, tokens, lse, entropy, kept = ctx.saved_tensors
-        (temperature, with_entropy, bytes), needs = ctx.how, ctx.needs_input_grad
-        head, inner = Head(weight, bias), 1 / temperature
+        temperature, with_entropy, bytes = ctx.how
+        needs = ctx.needs_input_grad
+        head = Head(weight, bias)
+        inner = 1 / temperature
         g, k = grad_outputs if with_entropy else (grad_outputs[0], None)
         g = torch.zeros_like(lse) if g is None else g
         moved = g != 0 if k is None else (g != 0) | (k != 0)
@@ -182,7 +226,8 @@ class LogprobsInPieces(torch.autograd.Function):
         live = slice(None) if everything else moved.nonzero()[:, 0]
         hidden, tokens, lse, entropy, g = (x[live] for x in (whole, tokens, lse, entropy, g))
         k, kept = (None if x is None else x[live] for x in (k, kept))
-        g, k = inner * g, None if k is None else inner * k
+        g = inner * g
+        k = None if k is None else inner * k
         dh = torch.zeros_like(hidden, dtype=lse.dtype) if needs[0] else None
         dw = torch.zeros_like(weight) if needs[1] else None
         db = torch.zeros_like(bias) if needs[2] and bias is not None else None
@@ -215,7 +260,7 @@ class LogprobsInPieces(torch.autograd.Function):
 
 # %% ../../nbs/reference/objective/logprobs_in_pieces.ipynb #b10c0042
 class Compared(NamedTuple):
-    "What two models say of the same tokens. (N,) each, nats."
+    "What two models say of the same tokens: (tokens,) each, in nats."
 
     logprobs: Tensor
     ref_logprobs: Tensor
@@ -233,10 +278,14 @@ def compare_heads(
     temperature: int | float = 1.0,
     bytes: int | None = None,
 ) -> Compared:
-    """Two models' log π(a), the entropy of the first and KL(first‖second), from one look at each
-    tile. No gradient. Raises ValueError if the vocabularies differ."""
+    """Compare two models on the same tokens, from one look at each tile.
+
+    Returns both log π(a), the entropy of the first and the exact KL(first‖second). No gradient.
+    The hidden states may differ in width. Raises ValueError if the vocabularies differ in size.
+    """
     same_shape(weight=head.weight[:, 0], ref_weight=ref_head.weight[:, 0])
-    n, vocab = len(hidden), len(head.weight)
+    n = len(hidden)
+    vocab = len(head.weight)
     shape = shape_for(n, head.weight, 3, bytes)
     pi, ref = Blocks(hidden, vocab, shape), Blocks(ref_hidden, vocab, shape)
     kl = torch.zeros_like(pi.lse)

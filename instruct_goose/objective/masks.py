@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from ..core.checks import refuse_if
+from ..core.tensor_checks import refuse_if
 
 # %% ../../nbs/learn/04_masks.ipynb #3e5d7f10
 def only_tensors(**given: Any):  # by name; None is skipped
@@ -54,7 +54,10 @@ def _no_empty_rows(mask: Tensor, cure: str):
 def last_index(
     mask: Bool[Tensor, "batch time"],  # padding on either side, or holes
 ) -> Int[Tensor, "batch"]:  # index of each row's last True
-    "max {t : mₜ = 1} of each row. Raises ValueError naming the rows that have no True."
+    """Find the last real token of each row: max {t : mₜ = 1}.
+
+    Raises ValueError naming the rows that have no True.
+    """
     only_tensors(mask=mask)
     _no_empty_rows(mask, "a response has at least one token, so drop these rows first")
     index = torch.arange(mask.shape[-1], device=mask.device)
@@ -62,7 +65,7 @@ def last_index(
 
 # %% ../../nbs/learn/04_masks.ipynb #9c751d08
 def wide(x: Tensor) -> Tensor:
-    "x in float32 or wider."
+    "Give x in float32, or as it is where it is wider."
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 # %% ../../nbs/learn/04_masks.ipynb #77a64465
@@ -103,7 +106,8 @@ def masked_mean(
 ) -> Float[Tensor, "..."]:  # float32 or wider
     """Σ m·x / Σ m.
     Raises ValueError where there is nothing to average, and if the shapes differ."""
-    total, count = masked_sum(x, mask, dim), mask.sum(dim)
+    total = masked_sum(x, mask, dim)
+    count = mask.sum(dim)
     none = count == 0
     refuse_if(
         none.any(),
@@ -116,14 +120,21 @@ def masked_mean(
 
 # %% ../../nbs/learn/04_masks.ipynb #3626c5a8
 def chosen(name: str, value: str, table: Mapping[str, Any]) -> Any:
-    "The entry of a setting's table. Raises ValueError that names the setting and all choices."
+    """Look up the entry of a setting in the table of its choices.
+
+    Raises ValueError that names the setting and all choices.
+    """
     if value not in list(table):  # a list: the value may be anything
         raise ValueError(f"{name} is {value!r}: choose one of {', '.join(table)}")
     return table[value]
 
 # %% ../../nbs/learn/04_masks.ipynb #4bc977b0
 class Aggregate(NamedTuple):
-    "One way to average: rows' sums, each over its divisor, added up and divided by a count."
+    """One way to average a loss over tokens: an entry of AGGREGATES.
+
+    The sum of each row is divided by its divisor; these are added up and divided by a count, that
+    of the whole minibatch.
+    """
 
     divisor: Callable  # (mask, length, group_tokens) → a number, or one per row
     counts: Literal["tokens", "rows", "groups"] = "rows"  # of the whole minibatch
@@ -172,7 +183,8 @@ def aggregate(
         if not mask.numel():
             raise ValueError("nothing to average: the batch is empty")
         _no_empty_rows(mask, "drop them, or pass denominator=, the number of rows that count")
-    rows, own = masked_sum(loss, mask, dim=-1), mask.sum(-1)
+    rows = masked_sum(loss, mask, dim=-1)
+    own = mask.sum(-1)
     divisor = torch.as_tensor(
         entry.divisor(mask, length, group_tokens), dtype=rows.dtype, device=rows.device
     )
@@ -182,7 +194,10 @@ def aggregate(
 
 # %% ../../nbs/learn/04_masks.ipynb #aa96bb41
 def whole_groups(x: Shaped[Tensor, "batch"], group_size: int) -> Shaped[Tensor, "groups G"]:
-    "Rows of one group side by side. Raises ValueError if they do not divide into groups."
+    """View one number per row as (groups, group_size), a group side by side.
+
+    Raises ValueError if they do not divide into groups.
+    """
     if group_size < 1 or len(x) % group_size:
         raise ValueError(
             f"{len(x)} rows do not divide into groups of {group_size}: "
@@ -206,8 +221,10 @@ def whole_count(
     mask: Bool[Tensor, "batch time"],  # of the whole minibatch
     group_size: int = 1,  # G, responses per query
 ) -> Tensor | int | float:  # for `denominator`
-    """What the pieces of this minibatch divide by: its tokens, its rows, or its groups.
-    Raises ValueError for an unknown `how`."""
+    """Count what the pieces of this minibatch divide by: tokens, rows, or groups.
+
+    Raises ValueError for an unknown `how`.
+    """
     counts = {"tokens": mask.sum(), "rows": len(mask), "groups": len(mask) / group_size}
     return counts[chosen("how", how, AGGREGATES).counts]
 
@@ -217,9 +234,13 @@ def masked_var(
     mask: Bool[Tensor, "*shape"],  # True where a token takes part
     unbiased: bool = True,  # divide by n − 1, not by n
 ) -> Float[Tensor, ""]:  # float32 or wider
-    """Σ m·(x − x̄)² / (n − 1), or / n. Raises ValueError if the shapes differ, for n = 0,
-    and for an unbiased n = 1: one number says nothing about its spread."""
-    mean, n = masked_mean(x, mask), mask.sum()
+    """Compute the variance of the real tokens: Σ m·(x − x̄)² / (n − 1), or / n.
+
+    Raises ValueError if the shapes differ, for n = 0, and for an unbiased n = 1: one number says
+    nothing about its spread.
+    """
+    mean = masked_mean(x, mask)
+    n = mask.sum()
     if unbiased:
         refuse_if(
             n == 1,
@@ -237,10 +258,13 @@ def whiten(
     shift_mean: bool = True,  # False: scale the spread, keep the mean
     eps: int | float = 1e-8,  # added to the variance
 ) -> Float[Tensor, "*shape"]:  # mean 0, variance 1; 0 at padding
-    """(x − x̄) / √(var + ϵ), with the unbiased variance. All-equal x gives 0, and so does a
-    spread beyond 1e19, whose square is not a float32. Raises ValueError if the shapes
-    differ, and for fewer than two tokens."""
-    mean, var = masked_mean(x, mask), masked_var(x, mask)
+    """Shift and scale the real tokens: (x − x̄) / √(var + ϵ), var unbiased.
+
+    All-equal x gives 0, and so does a spread beyond 1e19, whose square is not a float32. Raises
+    ValueError if the shapes differ, and for fewer than two tokens.
+    """
+    mean = masked_mean(x, mask)
+    var = masked_var(x, mask)
     centred = wide(torch.where(mask, x, 0)) - mean
     equal = x.where(mask, -torch.inf).max() == x.where(mask, torch.inf).min()
     centred = torch.where(equal, centred - centred.detach(), centred)  # no spread but rounding

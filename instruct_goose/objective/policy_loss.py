@@ -42,12 +42,15 @@ def probability_ratio(
     max_log_ratio: float = 20.0,  # log ρ is first cut to ±this; e²⁰ = 4.9e8
     level: str = "token",  # or one ratio per response: "sequence", "product", …
 ) -> Float[Tensor, "batch time"]:  # exactly 1 at padding
-    """token: ρₜ = π(aₜ|sₜ) / π_old(aₜ|sₜ) = exp(log π − log π_old), PPO (2017) section 3.
+    """Compute how much likelier each token has become: ρₜ = π(aₜ|sₜ) / π_old(aₜ|sₜ).
+
+    token: exp(log π − log π_old), PPO (2017) section 3.
     sequence: exp(mean of log ρₜ over the response), GSPO (2025) eq. 7. product: exp(their
     sum), the response's own ratio. sequence_token: sg(s)·π(aₜ|sₜ)/sg(π(aₜ|sₜ)), s that of
     sequence and sg: no gradient, GSPO-token, eq. 14. These are spread over the response.
     1 where the mask is False; float32 or wider. The cut is ours; beyond it the gradient is
-    0. Raises ValueError if the shapes differ, and for an unknown level."""
+    0. Raises ValueError if the shapes differ, and for an unknown level.
+    """
     same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
     ell = log_ratio(logprobs, old_logprobs, mask)
     if mask is None:
@@ -93,16 +96,22 @@ def clip_active(
     clip: float = 0.2,  # ε
     clip_high: float | None = None,  # ε above 1, if it is to differ
 ) -> tuple[Bool[Tensor, "*shape"], Bool[Tensor, "*shape"]]:  # (low, high)
-    """Where the clip has cut the gradient: (ρ < 1−ε and Â < 0, ρ > 1+ε_high and Â > 0).
-    A ratio out of range is not enough: the min keeps the gradient if Â pulls it back.
-    Raises ValueError if the shapes differ, and for ε ≤ 0."""
+    """Find where the clip has cut the gradient, below and above.
+
+    low: ρ < 1−ε and Â < 0; high: ρ > 1+ε_high and Â > 0. A ratio out of range is not enough: the
+    min keeps the gradient if Â pulls it back.
+    Raises ValueError if the shapes differ, and for ε ≤ 0.
+    """
     same_shape(ratio=ratio, advantages=advantages)
     low, high = _clip_range(clip, clip_high)
     return (ratio < low) & (advantages < 0), (ratio > high) & (advantages > 0)
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #5d2e8f02
 class SurrogateInputs(NamedTuple):
-    "What a surrogate may be made of. At padding ρ is 1, log π and Â are 0."
+    """Everything that a surrogate may be made of; an entry of SURROGATES is given one.
+
+    At padding ρ is 1, log π and Â are 0.
+    """
 
     ratio: Float[Tensor, "batch time"]  # ρₜ, with gradient
     logprobs: Float[Tensor, "batch time"]  # log π(aₜ|sₜ), with gradient
@@ -115,7 +124,11 @@ class SurrogateInputs(NamedTuple):
 
 
 class Surrogate(NamedTuple):
-    "What a token contributes to the objective, and what the clip does to it."
+    """What a token contributes to the objective, and what the clip does to it.
+
+    An entry of SURROGATES. `objective` returns (batch, time), to be maximised, with gradient;
+    `held` returns by the name of a side, (batch, time) bool each, the tokens that a clip holds.
+    """
 
     objective: Callable[[SurrogateInputs], Tensor]  # per token, to be maximised
     held: Callable[[SurrogateInputs], dict[str, Tensor]] | None = None  # {name: where}
@@ -159,8 +172,12 @@ def settings_of(
     surrogate: str,  # one of SURROGATES
     changed: Mapping[str, float] | None = None,  # of its settings; None: the defaults
 ) -> dict[str, float]:
-    "All settings of this surrogate alone. Raises ValueError for one that it does not have."
-    known, changed = chosen("surrogate", surrogate, SURROGATES).settings, changed or {}
+    """Complete the settings of one surrogate alone with their defaults.
+
+    Raises ValueError for an unknown surrogate, and for a setting that it does not have.
+    """
+    known = chosen("surrogate", surrogate, SURROGATES).settings
+    changed = changed or {}
     for name in changed:
         if name not in known:
             raise ValueError(
@@ -185,11 +202,14 @@ def policy_loss(
     surrogate_settings: Mapping[str, float] | None = None,  # of this surrogate alone
     weights: Float[Tensor, "batch time"] | None = None,  # constant, see sampler_weights
 ) -> Float[Tensor, "batch time"]:  # to be aggregated; 0 at padding
-    """min: −min(ρₜ·Âₜ, clip(ρₜ, 1−ε, 1+ε_high)·Âₜ), the negative of eq. 7 of PPO (2017).
+    """Compute −(objective) of each token, by one of SURROGATES.
+
+    min: −min(ρₜ·Âₜ, clip(ρₜ, 1−ε, 1+ε_high)·Âₜ), the negative of eq. 7 of PPO (2017).
     ratio: −ρₜ·Âₜ, its eq. 6, without a clip. weight: −sg(clip(ρₜ))·Âₜ·log π, CISPO (2025),
     sg: no gradient. Times wₜ, if there are weights. Raises ValueError unless there is one
     advantage per token, if other shapes differ, for ε ≤ 0, unknown settings, and a dual
-    clip where there is nothing for it to cut."""
+    clip where there is nothing for it to cut.
+    """
     settings = settings_of(surrogate, surrogate_settings)
     entry = SURROGATES[surrogate]
     if dual_clip is not None and not entry.takes_dual_clip:
@@ -227,11 +247,13 @@ def sampler_weights(
     level: str = "token",  # whose weight: see probability_ratio
     beyond: str = "cut",  # a weight out of bounds: "cut" to them, or "drop": 0
 ) -> Float[Tensor, "batch time"]:  # float32 or wider, no gradient; 1 at padding
-    """cut: wₜ = min(π_old(aₜ|sₜ) / μ(aₜ|sₜ), C), truncated importance weights, for a sampler μ
-    that is not quite the policy it runs. drop: wₜ where it is at most C, else 0: nothing is
-    learnt from such a token (masked; with a floor two-sided, IcePop, Ling Team 2025). With
-    level "product" it is the whole response's weight. Raises ValueError if shapes differ, for
-    C ≤ 0, a floor that is not between 0 and C, an unknown level or `beyond`."""
+    """Weigh tokens by π_old/μ, for a sampler μ that is not quite its policy.
+
+    cut: wₜ = min(π_old/μ, C), truncated importance weights. drop: wₜ where it is at most C, else 0:
+    nothing is learnt from such a token (masked; with a floor two-sided, IcePop, Ling Team 2025).
+    With level "product" it is the whole response's weight. Raises ValueError if shapes differ, for
+    C ≤ 0, a floor that is not between 0 and C, an unknown level or `beyond`.
+    """
     if not cap > 0:
         raise ValueError(f"cap is {cap}: a weight must be positive")
     if floor is not None and not 0 < floor < cap:
@@ -271,7 +293,11 @@ def held_tokens(
     dual_clip: int | float | None = None,  # c, if there is one
     surrogate_settings: Mapping[str, float] | None = None,  # of this surrogate alone
 ) -> dict[str, Bool[Tensor, "batch time"]]:  # low, high, and what else there is
-    "Which tokens the clip of this surrogate holds. Raises ValueError for an unknown one."
+    """Find the tokens that the clip of this surrogate holds, by the name of its side.
+
+    "low" and "high" are always there, all False for a surrogate without a clip; "dual" where there
+    is a dual clip. Raises ValueError for an unknown surrogate, an unknown setting and ε ≤ 0.
+    """
     settings = settings_of(surrogate, surrogate_settings)
     entry = SURROGATES[surrogate]
     none = torch.zeros_like(ratio, dtype=torch.bool)
@@ -300,8 +326,11 @@ def held_shares(
     mask: Bool[Tensor, "batch time"],
     *clips: Any,  # and the others of `held_tokens`
 ) -> dict[str, Float[Tensor, ""]]:  # clip_fraction, their sum, and clip_fraction_low, _high, …
-    """The shares of real tokens that the clip of this surrogate holds, by the name of its
-    side. Raises ValueError for an unknown surrogate, and for a mask without a True."""
+    """Compute the shares of real tokens that the clip of this surrogate holds.
+
+    By the name of its side, and their sum. Raises ValueError for an unknown surrogate, and for a
+    mask without a True.
+    """
     held = held_tokens(surrogate, ratio, advantages, mask, *clips)
     shares = {f"clip_fraction_{side}": masked_mean(x, mask) for side, x in held.items()}
     return {"clip_fraction": torch.stack(list(shares.values())).sum()} | shares

@@ -37,8 +37,11 @@ def adaptive_entropy(
     step: float = 0.005,  # Δ
     most: float = 1.0,  # c stays between 0 and this
 ) -> tuple[float, float]:  # α, what the bonus weighs now, and the next coefficient
-    """α = c·1[S ≤ S*], and c ← c + Δ where S ≤ S*, else c − Δ, from 0 to `most`. He et al. (2025),
-    Skywork-OR1; the bounds are TRL's. Raises ValueError unless S is finite."""
+    """Decide what the entropy bonus weighs now, and its next coefficient.
+
+    α = c·1[S ≤ S*], and c ← c + Δ where S ≤ S*, else c − Δ, from 0 to `most`. He et al. (2025),
+    Skywork-OR1; the bounds are TRL's. Raises ValueError unless S is finite.
+    """
     if not abs(entropy) < float("inf"):
         raise ValueError(f"the measured entropy is {entropy}: look for logits that are not finite")
     low = entropy <= target
@@ -58,10 +61,12 @@ def update_meters(
     dual_clip: int | float | None = None,  # see clipped_objective
     surrogate_settings: Mapping[str, float] | None = None,  # of this surrogate alone
 ) -> dict[str, Float[Tensor, ""]]:
-    """How far this batch has moved the policy, over the real tokens: approx_kl, the mean
-    of k3 = ρ − 1 − log ρ, estimates KL(π_old‖π); the shares of tokens that the clip of
-    this surrogate holds, see held_shares; mean, std, range of ρ. Raises ValueError if shapes
-    differ, for an empty mask, and for ε ≤ 0."""
+    """Measure how far this batch has moved the policy, over the real tokens.
+
+    approx_kl, the mean of k3 = ρ − 1 − log ρ, estimates KL(π_old‖π); the shares of tokens that the
+    clip of this surrogate holds, see held_shares; mean, std, range of ρ. Raises ValueError if
+    shapes differ, for an empty mask, and for ε ≤ 0.
+    """
     ratio = probability_ratio(logprobs, old_logprobs, mask, level=level)
     k3 = token_kl(old_logprobs, logprobs, mask, "k3")  # the sampler comes first
     return dict(
@@ -139,11 +144,14 @@ def ppo_loss(
 
 # %% ../../nbs/learn/10_ppo.ipynb #5e13dc6b
 class PPOLoss(nn.Module):
-    """torchtune 0.6.1's PPOLoss, value for value: policy_loss + value_coeff·value_loss.
-    As there, `ratios` is the mean over all positions, padding included, and the value loss
-    is unmasked without `value_padding_masks`. Departures: what a mask leaves out may be NaN;
-    log ρ is cut to ±80; bfloat16 comes back as float32. Raises ValueError if shapes differ,
-    and for a clip range ≤ 0."""
+    """torchtune 0.6.1's PPOLoss, value for value.
+
+    policy_loss + value_coeff·value_loss. As there, `ratios` is the mean over all positions, padding
+    included, and the value loss is unmasked without `value_padding_masks`. Departures: what a mask
+    leaves out may be NaN; log ρ is cut to ±80; bfloat16 comes back as float32. Raises ValueError if
+    shapes differ, and for a clip range ≤ 0.
+    Compute (loss, policy_loss, value_loss, ratios, clipfrac); the first learns.
+    """
 
     def __init__(
         self,

@@ -18,9 +18,11 @@ def implicit_reward(
     ref_logprobs: Float[Tensor, "batch"],  # log π_ref(y|q), likewise; never learns
     beta: int | float = 0.1,  # the β of the objective
 ) -> Float[Tensor, "batch"]:  # float32 or wider
-    """β·ℓ(y), ℓ = log π(y|q) − log π_ref(y|q): the reward that π would be optimal for, up to
-    a constant per query. Rafailov et al. (2023), section 4.
-    Raises ValueError if the shapes differ or are not (batch,), and for β ≤ 0."""
+    """Compute the reward that π would be optimal for, up to a constant per query.
+
+    β·ℓ(y), ℓ = log π(y|q) − log π_ref(y|q). Rafailov et al. (2023), section 4.
+    Raises ValueError if the shapes differ or are not (batch,), and for β ≤ 0.
+    """
     same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
     if logprobs.ndim != 1:
         raise ValueError(
@@ -40,10 +42,12 @@ def dpo_loss(
     beta: int | float = 0.1,  # the β of the objective
     label_smoothing: int | float = 0.0,  # ϵ: the share of labels believed to be wrong
 ) -> Float[Tensor, "batch"]:  # nats, one per pair; float32 or wider
-    """−(1−ϵ)·log σ(Δ) − ϵ·log σ(−Δ), Δ = β·ℓ(y⁺) − β·ℓ(y⁻). The log-probabilities are sums
-    over whole responses. Rafailov et al. (2023), eq. 7, which is ϵ = 0.
-    Raises ValueError if the shapes differ or are not (batch,), for β ≤ 0, and for ϵ outside
-    [0, ½)."""
+    """Compute DPO's loss of each pair: −(1−ϵ)·log σ(Δ) − ϵ·log σ(−Δ).
+
+    Δ = β·ℓ(y⁺) − β·ℓ(y⁻). The log-probabilities are sums over whole responses. Rafailov et al.
+    (2023), eq. 7, which is ϵ = 0. Raises ValueError if the shapes differ or are not (batch,), for
+    β ≤ 0, and for ϵ outside [0, ½).
+    """
     same_shape(
         chosen_logprobs=chosen_logprobs,
         rejected_logprobs=rejected_logprobs,

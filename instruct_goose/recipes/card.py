@@ -84,7 +84,7 @@ def model_card(summary: Mapping[str, Any]) -> str:  # Markdown, with the Hub's h
 
 
 def is_hub_name(place: str) -> bool:
-    "Whether it may be a model of the Hub, `name` or `owner/name`, and is no directory here."
+    "Can this be a model of the Hub, `name` or `owner/name`, and no directory here?"
     path = Path(place)
     return not path.exists() and not path.is_absolute() and place.count("/") <= 1
 

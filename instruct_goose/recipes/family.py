@@ -52,7 +52,10 @@ def improve(
     config: QuickstartConfig,  # from `family_config`
     start: Start,
 ) -> Improved:
-    "Run stage 3 with any member of the family, and judge it on held-out prompts."
+    """Run stage 3 with any member of the family, and judge it on held-out prompts.
+
+    All start at copies of the same models. Raises what `RLHFTrainer.train` raises.
+    """
     data, tokenizer, lm, reward_model = start
     with torch_threads(config.threads):
         begin = time.process_time()
@@ -73,7 +76,10 @@ def improve_by_dpo(
     lr: float = 1e-3,  # the highest learning rate, under a cosine
     beta: int | float = 1.0,  # DPO's KL coefficient
 ) -> Improved:
-    "Improve the same start by DPO on people's own comparisons, and judge it as `improve` does."
+    """Improve the same start by DPO on people's own comparisons.
+
+    It is judged as `improve` does.
+    """
     data, tokenizer, lm, reward_model = start
     with torch_threads(config.threads):
         begin = time.process_time()

@@ -6,9 +6,9 @@
 __all__ = ['Columns', 'SAMPLE', 'C', 'NOTHING', 'NAMES_OF_RUNS', 'INTEGER', 'DECIMAL', 'PASSING', 'own_tokenizer', 'own_rows',
            'named_columns', 'source_of', 'read_demos', 'read_preferences', 'arguments_in', 'with_arguments',
            'naming_row', 'read_prompts', 'unused_columns', 'load_reward', 'named_object', 'load_module', 'PlugIns',
-           'load_plugins', 'try_reward', 'AnswerColumn', 'PairColumns', 'OwnRun', 'hints_for_run', 'settings_in',
-           'parse_settings', 'by_name', 'as_setting', 'as_value', 'as_item', 'meanings_of', 'as_yaml', 'own_model',
-           'memory_parts', 'readable', 'at_most', 'memory_table']
+           'load_plugins', 'try_reward', 'OwnRun', 'hints_for_run', 'name_in_run', 'settings_in', 'parse_settings',
+           'by_name', 'as_setting', 'as_value', 'as_item', 'meanings_of', 'as_yaml', 'own_model', 'memory_parts',
+           'readable', 'at_most', 'memory_table']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
 import importlib.util
@@ -19,10 +19,10 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import asdict, dataclass, fields
-from inspect import isfunction
+from inspect import isclass, isfunction
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, cast, get_type_hints, TypeVar
+from typing import Annotated, Any, cast, ClassVar, get_type_hints, TypeVar
 
 import torch
 import yaml
@@ -44,7 +44,12 @@ from instruct_goose.core.checks import (
     shorten,
     Threads,
 )
-from ..core.files import sha256, text_table
+from instruct_goose.core.files import (
+    require_python_file,
+    require_settings_file,
+    sha256,
+    text_table,
+)
 from ..data.files import BadRow
 from instruct_goose.data.load import (
     check_source,
@@ -72,9 +77,9 @@ from ..runs.directory import saving_conflicts
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #3815df01
 def own_tokenizer(place: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model directory, with a pad token: the end's if it has none.
+    """Load the tokenizer of a model directory, with a pad token.
 
-    Raises ValueError for one without an end-of-text token.
+    The end's if it has none. Raises ValueError for one without an end-of-text token.
     """
     tokenizer = load_tokenizer(place)
     if tokenizer.eos_token_id is None:
@@ -110,7 +115,7 @@ def own_rows(
 
 
 def named_columns(columns: Columns) -> dict[str, str]:  # our name → the file's
-    "The columns that were named; the others have our names."
+    "Take the columns that were named; the others have our names."
     return {ours: theirs for ours, theirs in (columns or {}).items() if theirs}
 
 
@@ -184,7 +189,7 @@ def read_preferences(
 
 
 def arguments_in(text: str | None) -> dict[str, Any] | None:  # None: it is no object
-    "Arguments of a chat template that are written in JSON."
+    "Read arguments of a chat template that are written in JSON; none: {}."
     try:
         arguments = json.loads(text or "{}")
     except ValueError:
@@ -193,7 +198,10 @@ def arguments_in(text: str | None) -> dict[str, Any] | None:  # None: it is no o
 
 
 def with_arguments(row: Any, arguments: Mapping[str, Any]) -> Any:
-    "A row whose chat template is given these arguments, but for those that it has itself."
+    """Give a row's chat template these arguments, but for those that it has itself.
+
+    The row given stays as it is.
+    """
     if not arguments:
         return row
     if is_conversation(row):
@@ -208,7 +216,10 @@ def with_arguments(row: Any, arguments: Mapping[str, Any]) -> Any:
 # %% ../../nbs/reference/recipes/inputs.ipynb #0c1fcafc
 @contextmanager
 def naming_row(where: str) -> Iterator[None]:
-    "What cannot be rendered is a bad row."
+    """Turn what cannot be rendered inside the block into a bad row.
+
+    Raises BadRow, with where the row stands, for ValueError.
+    """
     try:
         yield
     except BadRow:
@@ -282,11 +293,13 @@ def named_object(place: str, flag: str) -> Any:
     named = names.get(name)
     if callable(named) or callable(getattr(named, "score", None)):
         return named
-    functions = [
-        key for key, x in names.items() if isfunction(x) and x.__module__ == loaded.__name__
-    ]
+    own_names = [key for key, x in names.items() if getattr(x, "__module__", "") == loaded.__name__]
+    functions = [key for key in own_names if isfunction(names[key])]
+    classes = [key for key in own_names if isclass(names[key])]
+    also = f"; its classes: {', '.join(classes)}" if classes else ""
     raise ValueError(
-        f"{flag}: {module} has no function or class {name!r}; its functions: {', '.join(functions)}"
+        f"{flag}: {module} has no function or class {name!r}; "
+        f"its functions: {', '.join(functions)}{also}"
     )
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #73230e41
@@ -294,15 +307,15 @@ _LOADED: dict[tuple[Path, str], ModuleType] = {}  # files that were run, by plac
 
 
 def load_module(place: str, flag: str) -> ModuleType:
-    """Run a Python file, once unless it changes, or import a module, also of this directory.
+    """Run a Python file, once unless it changes, or import a module.
 
-    What stands beside a file can be imported by it. Raises FileNotFoundError for a file that is
-    not there and ValueError for one that does not run; both begin with the flag.
+    Modules of this directory too; what stands beside a file can be imported by it. Raises
+    FileNotFoundError for a file that is not there and ValueError for one that does not run; both
+    begin with the flag.
     """
     is_file = place.endswith(".py")
+    require_python_file(place, flag)
     path = Path(place).resolve()
-    if is_file and not path.is_file():
-        raise FileNotFoundError(f"{flag}: no file {place} here")
     folder = str(path.parent if is_file else Path.cwd())
     sys.path.insert(0, folder)
     try:
@@ -329,7 +342,7 @@ def _run_file(path: Path) -> ModuleType:
 # %% ../../nbs/reference/recipes/inputs.ipynb #748084ad
 @dataclass
 class PlugIns(Settings):
-    "Settings whose choices a Python file may add to."
+    "Settings whose choices a Python file may add to, which is run first."
 
     plugin: tuple[str, ...] = ()  # Python files to run first: they register losses, advantages, …
 
@@ -408,21 +421,6 @@ C = TypeVar("C", bound="OwnRun")
 
 
 @dataclass(kw_only=True)
-class AnswerColumn(Settings):
-    "The name of a column, for rows with one answer."
-
-    answer_column: str | None = None  # the column of answers, where no shape of rows names it
-
-
-@dataclass(kw_only=True)
-class PairColumns(Settings):
-    "The names of columns, for rows with two answers."
-
-    chosen_column: str | None = None  # the column of preferred answers, where it is not chosen
-    rejected_column: str | None = None  # the column of the others, where it is not rejected
-
-
-@dataclass(kw_only=True)
 class OwnRun(Settings):
     "What every run on one's own model and data is told."
 
@@ -433,6 +431,9 @@ class OwnRun(Settings):
     dataset: str | None = None  # instead: of the Hub, NAME, NAME:SPLIT or NAME:CONFIGURATION:SPLIT
     prompt_column: str | None = None  # the column of prompts, where no shape of rows names it
     messages_column: str | None = None  # the column of conversations, where it is not messages
+    answer_column: str | None = None  # the column of answers, where no shape of rows names it
+    chosen_column: str | None = None  # the column of preferred answers, where it is not chosen
+    rejected_column: str | None = None  # the column of the others, where it is not rejected
     template_kwargs: str | None = None  # for the chat template, as JSON: {"enable_thinking": false}
     eval_data: Path | None = None  # rows of the same form that are never trained on
     output_dir: Path | None = None  # where the run is written; none: a fresh one under runs/
@@ -446,13 +447,18 @@ class OwnRun(Settings):
     dry_run: bool = False  # say what would be done, and do nothing
     progress: bool = True  # progress bars
 
+    NOT_TAKEN: ClassVar[Mapping[str, str]] = {}  # settings that a stage refuses, each with its why
+
     @classmethod
     def read(
         cls: type[C],
         path: str | Path,  # a YAML or JSON file of settings, as --config reads it
         **given: Any,  # settings that beat the file's
     ) -> C:
-        "Read settings from a file. Raises as `settings_in`, and as the class itself."
+        """Read settings from a file.
+
+        Raises as `settings_in`, and as the class itself.
+        """
         settings = settings_in(cls, path)
         algorithm = settings.pop("algorithm", None)
         kind: Any = cls  # a class with `preset` where the file may name an algorithm
@@ -462,10 +468,21 @@ class OwnRun(Settings):
 
     def columns(self) -> dict[str, str | None]:
         "The columns that are named, by our names."
-        return {"prompt": self.prompt_column, "messages": self.messages_column}
+        answer = "answer" if self.stage == "RL" else "completion"  # for the reward, or learnt
+        return {
+            "prompt": self.prompt_column,
+            "messages": self.messages_column,
+            answer: self.answer_column,
+            "chosen": self.chosen_column,
+            "rejected": self.rejected_column,
+        }
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        "Pairs of settings that cannot be combined, with the fix."
+        "Yield settings that cannot be combined, with what each must be."
+        for name, why in self.NOT_TAKEN.items():
+            default = getattr(type(self), name)
+            if getattr(self, name) != default:
+                yield name, f"{default}: {why}"
         yield from saving_conflicts(self)
         if (self.data is None) == (self.dataset is None):
             yield "data", "a file of rows, where dataset is not given: one of the two"
@@ -540,15 +557,20 @@ def hints_for_run(names: Collection[str], known: Collection[str]) -> str:
 
     A hint names only settings that this command has.
     """
-    ours = FOREIGN_NAMES | NAMES_OF_RUNS
-    hints = {}
-    for name in names:
-        if name in ours:
-            texts = ours[name]
-            choices = (texts,) if isinstance(texts, str) else texts
-            offered = [text for text in choices if _speaks_of(text, known)]
-            hints[name] = offered[0] if offered else NOTHING
+    foreign = {*FOREIGN_NAMES, *NAMES_OF_RUNS}
+    hints = {name: name_in_run(name, known) for name in names if name in foreign}
     return hints_for(names, "setting", hints, known)
+
+
+def name_in_run(name: str, known: Collection[str]) -> str:
+    "Find what another library's setting is called among the known ones, or that there is none."
+    choices = NAMES_OF_RUNS.get(name)
+    if choices is None:
+        choices = (FOREIGN_NAMES[name],)
+    for choice in choices:
+        if _speaks_of(choice, known):
+            return choice
+    return NOTHING
 
 
 def _speaks_of(hint: str, known: Collection[str]) -> bool:
@@ -566,6 +588,7 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
     Each value is read as its setting's type asks, so that YAML 1.1 and 1.2 cannot differ. Raises
     OSError for a file that cannot be read, and ValueError naming file, line and setting.
     """
+    require_settings_file(path)
     try:
         document = parse_settings(Path(path).read_text("utf-8"))
         nodes = by_name(document)
@@ -591,7 +614,11 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
 
 
 def parse_settings(text: str) -> yaml.MappingNode:
-    "Parse a file of settings. Raises ValueError for what readers of YAML understand differently."
+    """Parse a file of settings.
+
+    Raises ValueError for what readers of YAML understand differently, and yaml.YAMLError for what
+    is no YAML.
+    """
     odd_line_end = re.search("[\x85\u2028\u2029]", text)
     if odd_line_end:
         raise ValueError(f"{odd_line_end[0]!a} ends a line in YAML 1.1 and not in 1.2")
@@ -604,7 +631,10 @@ def parse_settings(text: str) -> yaml.MappingNode:
 
 
 def by_name(mapping: yaml.MappingNode) -> dict[str, yaml.Node]:
-    "The values by name; a hyphen is an underscore. Raises ValueError for a name that stands twice."
+    """Collect a mapping's values by name; a hyphen is an underscore.
+
+    Raises ValueError for a name that stands twice.
+    """
     nodes: dict[str, yaml.Node] = {}
     for key, node in mapping.value:
         name = str(key.value)[:60].replace("-", "_")
@@ -619,9 +649,10 @@ DECIMAL = r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?"
 
 
 def as_setting(hint: object, node: yaml.Node) -> Any:
-    """Read a node as the setting's type asks; a single value may stand for a list of one.
+    """Read a node as the setting's type asks.
 
-    What cannot be read so is returned as the text that is written there.
+    A single value may stand for a list of one. What cannot be read so is returned as the text that
+    is written there.
     """
     if isinstance(node, yaml.MappingNode):  # numbers by name
         return {name: as_value(float, part) for name, part in by_name(node).items()}
@@ -636,7 +667,7 @@ def as_setting(hint: object, node: yaml.Node) -> Any:
 
 
 def as_value(hint: object, node: yaml.Node) -> Any:
-    "The first meaning of a text that the type allows; without one the text."
+    "Take the first meaning of a text that the type allows; without one the text."
     for meaning in meanings_of(node):
         if value_error(hint, meaning) is None:
             return meaning
@@ -644,7 +675,7 @@ def as_value(hint: object, node: yaml.Node) -> Any:
 
 
 def as_item(hint: object, node: yaml.Node) -> Any:
-    "The same, for an item of a list of that type."
+    "Take the first meaning of a text that is allowed in a list of that type."
     for meaning in meanings_of(node):
         if value_error(hint, (meaning,)) is None:
             return meaning
@@ -652,7 +683,7 @@ def as_item(hint: object, node: yaml.Node) -> Any:
 
 
 def meanings_of(node: yaml.Node) -> list[Any]:
-    "All that a text may mean: a number, true or false, nothing, a path, itself."
+    "List all that a text may mean: a number, true or false, nothing, a path, itself."
     text = node.value
     meanings: list[Any] = []
     if isinstance(node, yaml.ScalarNode):
@@ -669,7 +700,10 @@ def meanings_of(node: yaml.Node) -> list[Any]:
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #a1bb9cea
 def as_yaml(config: OwnRun) -> str:
-    "Write every setting, one a line, but for those that are None as they come."
+    """Write every setting, one a line, but for those that are None as they come.
+
+    `settings_in` reads it again.
+    """
     settings = asdict(config)
     del settings["dry_run"]
     for field in fields(config):
@@ -758,7 +792,7 @@ def memory_parts(
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #bfb8a034
 def readable(n: int) -> str:  # bytes
-    "Write a number of bytes in the unit that leaves one to three digits before the point."
+    "Write a number of bytes in the largest unit of GB, MB and kB that it fills."
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if n >= size:
             return f"{n / size:.1f} {unit}"
@@ -769,11 +803,14 @@ PASSING = ("cache while sampling", "activations, about")  # never there at the s
 
 
 def at_most(parts: Mapping[str, int]) -> int:  # bytes, from `memory_parts`
-    "What is in memory at the highest point."
+    """Add up what is in memory at the highest point.
+
+    Of PASSING only the larger one is there at a time.
+    """
     return sum(parts.values()) - min(parts.get(name, 0) for name in PASSING)
 
 
 def memory_table(parts: Mapping[str, int]) -> str:
-    "A line for each part, and what is there at the highest point."
+    "Write a line for each part, and what is there at the highest point."
     rows = [*parts.items(), ("at the highest point", at_most(parts))]
     return text_table(["memory", ""], [[name, readable(size)] for name, size in rows])

@@ -58,7 +58,7 @@ class QuickstartConfig(SmallModelSettings):
     lr: Positive = 1e-3  # learning rate of the policy
     value_lr: Positive | None = 3e-3  # learning rate of the value function; none: the policy's
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"  # the others fall to 0
-    beta: NotNegative = 0.18  # price of one nat of KL to the reference
+    beta: NotNegative = 0.18  # coefficient of the KL to the reference
     # the data
     reviews: Count = 20_000  # sentences that the language model learns from
     pairs: Count = 20_000  # comparisons that the reward model learns from
@@ -72,13 +72,16 @@ class QuickstartConfig(SmallModelSettings):
 # %% ../../nbs/learn/03_quickstart.ipynb #e952ab0c
 @dataclass
 class Data:
-    "Everything that the run reads. Nothing in the held-out parts was seen in training."
+    """Everything that the run reads.
+
+    Nothing in the held-out parts was seen in training.
+    """
 
     reviews: list[str]  # for the language model, and to make pairs of
     pairs: list[dict[str, str]]
     held_out_pairs: list[dict[str, str]]
     prompts: list[str]  # for PPO
-    held_out_prompts: list[str]  # for judging
+    held_out_prompts: list[str]  # for evaluation
     held_out: list[str]  # reviews
 
 # %% ../../nbs/learn/03_quickstart.ipynb #393ef658
@@ -135,7 +138,7 @@ def train_sft(
     tokenizer: PreTrainedTokenizerBase,
     stage: Stage | None = None,  # keeps checkpoints
 ) -> tuple[GPT2LMHeadModel, list[Log]]:  # the model, and its log: one dictionary per update
-    "Stage 1: learn to write reviews."
+    "Stage 1: learn to write reviews, from random weights."
     lm = cast(Any, make_lm(config, tokenizer)).to(find_device(config.device))
     log = train_lm(
         lm,
@@ -191,7 +194,7 @@ class Start(NamedTuple):
 
 
 def make_start(config: QuickstartConfig) -> Start:  # sizes and seed of the first two stages
-    "Run stages 1 and 2 without checkpoints: where several runs of stage 3 can start."
+    "Run stages 1 and 2 without checkpoints, for several runs of stage 3."
     with torch_threads(config.threads):
         data = make_data(config)
         tokenizer = make_tokenizer(config)
@@ -246,7 +249,10 @@ def run_quickstart(config: QuickstartConfig | None = None) -> dict:  # the summa
 
 
 def run_stages(config: QuickstartConfig, out: Path, manager: CheckpointManager) -> dict:
-    "Train the SFT model and the reward model; return the summary that `improve` makes of them."
+    """Train the SFT model and the reward model, then the policy; return the summary.
+
+    Everything is written into `out`; the summary is `improve`'s.
+    """
     data = make_data(config)
     tokenizer = make_tokenizer(config)
     print(

@@ -26,7 +26,7 @@ from torch.nn.functional import logsigmoid
 from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.checks import Count, Limit, NotNegative, Positive
-from ..core.files import text_table
+from ..core.files import require_rated_texts, text_table
 from ..core.processes import find_device
 from ..core.random import stage_seed
 from ..models.loading import save_model
@@ -69,9 +69,9 @@ WORTH = {  # of a made-up review's words
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #436c9ad8
 def rehearse(directory: Path, n: int = 240, seed: int = 0) -> None:
-    """Write n made-up sentences with ratings, in the format of the real files, and other texts.
+    """Write n made-up sentences with ratings, in the format of the real files.
 
-    The means stand in the file too, and are wrong: nobody should read them.
+    And other texts. The means stand in the file too, and are wrong: nobody should read them.
     """
     rng = random.Random(seed)
     words = list(WORTH)
@@ -150,6 +150,7 @@ def read_rated(
     Raises FileNotFoundError where one of the two files is missing, and ValueError naming file,
     line and reason for the first bad row.
     """
+    require_rated_texts(data)
     data = Path(data)
     texts_file = data / TEXTS if data.is_dir() else data
     ratings_name = texts_file.name.replace("GroundTruth", "anonDataRatings")
@@ -213,7 +214,7 @@ def ranking(
     means: Sequence[float],  # of each review; means: the raters'
     margin: float = 0.0,  # only pairs whose means differ by at least this
 ) -> float:  # between 0 and 1; ties count one half
-    """Of all pairs that the raters tell apart, the share that the scores put in their order.
+    """Of pairs that the raters tell apart, the share that scores put in that order.
 
     Raises ValueError if the raters tell no two reviews apart.
     """
@@ -233,7 +234,10 @@ def ranking(
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #1f7f2c2f
 def both_margins(scores: Sequence[float], means: Sequence[float]) -> dict[str, float]:
-    "`ranking` over all pairs and over those with a margin of at least 1."
+    """Compute `ranking` over all pairs, and over those with a margin of at least 1.
+
+    Raises ValueError as `ranking`.
+    """
     return {
         "pair_accuracy": ranking(scores, means),
         "pair_accuracy_margin_1": ranking(scores, means, 1.0),
@@ -244,7 +248,10 @@ def two_halves(
     reviews: Sequence[Review],
     seed: int | str = 0,
 ) -> tuple[list[Review], list[Review]]:  # the same sentences, each with one half of its raters
-    "Deal each sentence's raters into halves. Of an odd number the second half has one more."
+    """Deal each sentence's raters into halves.
+
+    Of an odd number the second half has one more. The same seed deals them the same way.
+    """
     rng = random.Random(seed)
     first_half = []
     second_half = []
@@ -276,7 +283,10 @@ def beside_baselines(
     scores: Mapping[str, Sequence[float]],  # by name, one for each held-out text
     held_out: Sequence[Review],
 ) -> dict[str, dict[str, float]]:  # shares of pairs, by name
-    "The share of held-out pairs in the raters' order, beside VADER and half of the raters."
+    """Compare scores with VADER's and with half of the raters.
+
+    Each by its share of held-out pairs in the order of the raters' means, see `both_margins`.
+    """
     means = [review.mean for review in held_out]
     scorers = {**scores, "vader": vader_compound([review.text for review in held_out])}
     shares = {name: both_margins(values, means) for name, values in scorers.items()}
@@ -288,7 +298,7 @@ def beside_baselines(
 
 
 def pairs_table(shares: Mapping[str, Mapping[str, float]]) -> str:  # of `beside_baselines`
-    "One row per scorer: share of held-out pairs in the raters' order."
+    "Write `beside_baselines` as a table, a row per scorer."
     rows = [[name.replace("_", " "), *share.values()] for name, share in shares.items()]
     return text_table(["judge", "all pairs", "margin ≥ 1"], rows)
 
@@ -362,6 +372,7 @@ class ReviewsConfig(SmallModelSettings):
     tune_steps: Count = 40  # updates of the second baseline
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
+        "Yield settings that cannot be combined, with what each must be."
         yield from super().conflicts()
         if self.context <= self.max_new_tokens:
             yield "context", f"above max_new_tokens, {self.max_new_tokens}, to leave a prompt room"
@@ -452,9 +463,9 @@ def train_writer(
 def train_on_raters(
     config: ReviewsConfig, data: ReviewData, lm: PreTrainedModel, stage: Stage | None = None
 ) -> RewardModel:
-    """Stage 2: compare every rater of a snippet with every rater of the others of its batch.
+    """Stage 2: compare every rater of a snippet with every rater of the others.
 
-    The loss is `soft_pairs_loss`; a share of the tokens is hidden. The scores have mean 0 and
+    Of its batch, by `soft_pairs_loss`; a share of the tokens is hidden. The scores have mean 0 and
     standard deviation 1 on the held-out snippets.
     """
     device = find_device(config.device)
@@ -523,7 +534,7 @@ def run_reviews(config: ReviewsConfig) -> dict:  # the summary, as written to su
 
 # %% ../../nbs/reference/recipes/ratings.ipynb #c98ff010
 class WorseThanBaseline(StoppedError):
-    "A reward model that PPO should not learn from."
+    "A reward model loses to VADER: PPO should not learn from it."
 
     flags = " --even-if-worse"  # that go on all the same
 
@@ -534,9 +545,10 @@ def run_on_raters(
     out: Path,
     manager: CheckpointManager,
 ) -> dict:  # the summary
-    """Train the SFT model and the reward model; return the summary that `improve` makes of them.
+    """Train the SFT model and the reward model, then the policy; return the summary.
 
-    Raises WorseThanBaseline unless `even_if_worse` is set.
+    Everything is written into `out`; the summary is `improve`'s. Raises WorseThanBaseline unless
+    `even_if_worse` is set.
     """
     tokenizer = data.tokenizer
     texts = [review.text for review in data.held_out]

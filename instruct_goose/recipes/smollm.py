@@ -82,7 +82,7 @@ class RecipeConfig(RecipeSettings):
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #b51e9a19
 class Task(NamedTuple):
-    "What a recipe is about."
+    "What a recipe is about: prompts, a reward, and how to measure responses."
 
     prompts: Sequence[str | dict[str, Any]]  # texts, or rows {"prompt", …}
     held_out: Sequence[str | dict[str, Any]]  # of the same form
@@ -141,7 +141,10 @@ def run_task(name: str, config: RecipeConfig, task: Task | Prepare) -> dict:  # 
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #601d513f
 def make_policy_trainer(config: RecipeConfig, task: Task) -> RLHFTrainer:
-    "Make a trainer of the model with fresh adapters in its last blocks."
+    """Make a trainer of the model with fresh adapters in its last blocks.
+
+    Raises ImportError without the model's package.
+    """
     if config.stand_in:
         model, tokenizer = tiny_smollm(task.words)
     else:
@@ -186,7 +189,7 @@ def figures_of(trainer: RLHFTrainer, task: Task, n: int) -> tuple[Rollout, Figur
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #3ccc7390
 def completions(rollout: Rollout, trainer: RLHFTrainer) -> list[str]:
-    "The responses alone, as text."
+    "Decode the responses alone."
     assert trainer.tokenizer is not None
     return completion_texts(rollout, trainer.tokenizer)
 
@@ -222,12 +225,12 @@ FILM_HELD_OUT = (
 
 
 def sentiment(completions: list[str]) -> list[float]:
-    "The reward: VADER's compound score of each response, from −1 to 1."
+    "Reward each response with VADER's compound score, from −1 to 1."
     return vader_compound(completions)
 
 
 def sentiment_figures(rollout: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
-    "The mean score of the responses, and their variety."
+    "Compute the mean score of the responses, and their variety."
     texts = completions(rollout, trainer)
     return {"compound": sum(sentiment(texts)) / len(texts), "distinct_2": distinct_2(texts)}
 
@@ -255,7 +258,7 @@ SENTIMENT = Task(
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8d056cfe
 def question(a: int, b: int) -> dict[str, Any]:
-    "a + b as a row: a prompt in messages, and the answer."
+    "Write a + b as a row: a prompt in messages, and the answer."
     turns = [
         {"role": "system", "content": "Do the sum ."},
         {"role": "user", "content": f"What is {a} + {b} ?"},
@@ -264,7 +267,10 @@ def question(a: int, b: int) -> dict[str, Any]:
 
 
 def questions() -> tuple[list[dict], list[dict]]:
-    "All sums of one-digit numbers, dealt into those to learn from and 16 held out."
+    """List all sums of one-digit numbers: those to learn from, and 16 held out.
+
+    The same ones each time.
+    """
     rows = [question(a, b) for a in range(1, 10) for b in range(1, 10)]
     random.Random("sums").shuffle(rows)
     return rows[16:], rows[:16]
@@ -274,7 +280,7 @@ SUMS, HELD_OUT_SUMS = questions()
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #bd0a6756
 def right_number(completions: list[str], answer: list[str]) -> list[float]:
-    "1 if the last number of a text is the answer, else 0."
+    "Reward a text with 1 if the last number in it is the answer, else 0."
     scores = []
     for text, right in zip(completions, answer, strict=True):
         numbers = re.findall(r"\d+", text)
@@ -283,7 +289,10 @@ def right_number(completions: list[str], answer: list[str]) -> list[float]:
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #c25e0c9f
 def answer_figures(rollout: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
-    "Share of right answers, sampled and greedy, and of those that write the sum down."
+    """Compute the share of right answers, and of those that write the sum down.
+
+    `exact_match` is of the sampled responses, `greedy_match` of greedy ones to HELD_OUT_SUMS.
+    """
 
     def right(rollout: Rollout) -> list[float]:
         answers = (rollout.columns or {})["answer"]
@@ -322,29 +331,32 @@ def as_marked(prompt: str | Sequence[Mapping], completion: str) -> str:
 def hub_classifier(
     name: str, label: str | None = None, template: Callable[..., str] | None = None
 ) -> Classifier:
-    "A reward model of the Hub, loaded when a reward is first asked for."
+    """Load a reward model of the Hub, once, when a reward is first asked for.
+
+    Raises as `load_model`, and ValueError for a label that it does not have.
+    """
     model = cast(Any, load_model(f"hub:{name}", "reward")).to(find_device("auto"))
     return Classifier(model, load_tokenizer(f"hub:{name}"), label, template)
 
 
 def positive(completions: list[str]) -> list[float]:
-    "The reward of imdb-gpt2: the log-odds of praise."
+    "Reward responses with the log-odds of praise: the reward of imdb-gpt2."
     return hub_classifier("lvwerra/distilbert-imdb", "POSITIVE").score(completions)
 
 
 def helpful(texts: list[str], prompts: list, completions: list[str]) -> list[float]:
-    "The reward of hh-rlhf."
+    "Reward answers with a judge of helpfulness: the reward of hh-rlhf."
     judge = hub_classifier("Ray2333/gpt2-large-helpful-reward_model", None, as_marked)
     return judge.score(texts, prompts, completions)
 
 
 def well_summed_up(texts: list[str]) -> list[float]:
-    "The reward of tldr."
+    "Reward summaries by a judge of people's preferences: the reward of tldr."
     return hub_classifier("cleanrl/EleutherAI_pythia-1b-deduped__reward__tldr").score(texts)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #b3917935
 class Judge(RewardModel):
-    """A reward model of the model's first layers that reads a question behind each text.
+    """A reward model of a model's first layers: it reads a question after each text.
 
     The upper of these layers, the norm and the head learn.
     """
@@ -372,7 +384,10 @@ class Judge(RewardModel):
         texts: Sequence[str],
         batch_size: int = 256,
     ) -> list[float]:  # one per text
-        "After `normalise` with mean 0 and standard deviation 1 over those texts."
+        """Score texts, each with the question behind it.
+
+        After `normalise` with mean 0 and standard deviation 1 over those texts.
+        """
         return super().score([text + self.question for text in texts], batch_size)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8a95af62
@@ -386,7 +401,10 @@ def train_judge(
     seed: int = 0,
     **options: Any,  # of `fit`
 ) -> list[Log]:
-    "Minimise `soft_pairs_loss` over a batch's pairs of raters; frozen layers have no backward."
+    """Minimise `soft_pairs_loss` over each batch's pairs of raters, in place.
+
+    Frozen layers have no backward pass.
+    """
     texts = [review.text + judge.question for review in reviews]
     rows = judge.tokenizer(texts, verbose=False)["input_ids"]
     device = judge.model.device
@@ -435,7 +453,7 @@ class RatedConfig(RecipeConfig):
     )
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        "Pairs of settings that cannot be combined, with the fix."
+        "Yield settings that cannot be combined, with what each must be."
         yield from super().conflicts()
         if self.data is None and not self.stand_in:
             yield (
@@ -448,7 +466,10 @@ class RatedConfig(RecipeConfig):
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8d15a2ac
 def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
-    "Train two judges, each on half of each sentence's raters; the first is the reward."
+    """Train two judges, each on half of each sentence's raters.
+
+    The first is the reward; the other and VADER watch it. Raises as `read_rated`.
+    """
     train, held_out = rated_sentences(config)
     words = sorted({word for review in (*train, *held_out) for word in review.text.split()})
     judges = make_judges(config, train, held_out, words, manager)
@@ -499,7 +520,10 @@ def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
 
 
 def rated_sentences(config: RatedConfig) -> tuple[list[Review], list[Review]]:
-    "Sentences to learn from, and held out: the real ones, or made up."
+    """Read sentences to learn from, and held out: real ones, or made up.
+
+    Raises as `read_rated` and `split_reviews`.
+    """
     if config.data is not None:
         reviews, _ = read_rated(config.data)
         return split_reviews(reviews, config.held_out)
@@ -543,7 +567,10 @@ def make_judges(
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec113
 class Recipe(NamedTuple):
-    "What `instruct-goose recipe` knows by a name; its settings are a file in `configs`."
+    """What `instruct-goose recipe` knows by a name.
+
+    Its settings are a file in `configs`.
+    """
 
     what: str
     kind: type  # of its settings

@@ -57,7 +57,7 @@ class RecipeSettings(PlugIns, RLHFConfig):
     track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        "Pairs of settings that cannot be combined, with the fix."
+        "Yield settings that cannot be combined, with what each must be."
         yield from super().conflicts()
         yield from saving_conflicts(self)
 
@@ -93,7 +93,10 @@ def small_gpt2(
     dropout: float = 0.0,
     **options: Any,  # of GPT2Config
 ) -> GPT2LMHeadModel:
-    "Make a GPT-2-shaped model with random weights, the same for the same seed."
+    """Make a GPT-2-shaped model with random weights, the same for the same seed.
+
+    torch's generator stays as it is.
+    """
     shape = GPT2Config(
         vocab_size=len(tokenizer),
         n_positions=context,
@@ -113,9 +116,9 @@ def small_gpt2(
 
 # %% ../../nbs/reference/recipes/stages.ipynb #145303f5
 def beginnings(texts: Sequence[str], n: int, fewest: int, most: int, seed: str) -> list[str]:
-    """Cut n prompts: the first `fewest` to `most` words of texts drawn with replacement.
+    """Cut n prompts: the first `fewest` to `most` words of texts drawn at random.
 
-    The same seed gives the same prompts.
+    With replacement; the same seed gives the same prompts.
     """
     rng = random.Random(seed)
     prompts = []
@@ -226,7 +229,7 @@ def make_baselines(
 
 # %% ../../nbs/reference/recipes/stages.ipynb #59e85f2a
 def spread(values: Sequence[float], form: str = ".2f") -> str:
-    "Format a figure of several runs for one cell of a table: median [lowest, highest]."
+    "Format a figure of several runs for a cell of a table: median [lowest, highest]."
     middle = format(median(values), form)
     lowest = format(min(values), form)
     highest = format(max(values), form)
@@ -241,7 +244,10 @@ def models_table(
     after: Figures,  # of the policy
     baselines: Mapping[str, Figures],
 ) -> str:  # Markdown
-    "Make a table with a row per model and a column per figure; a dash where a model has none."
+    """Make a table with a row per model and a column per figure.
+
+    A dash where a model has none.
+    """
     models = {"SFT model": before}
     for name, figures in baselines.items():
         models[name.replace("_", " ")] = figures
@@ -254,7 +260,7 @@ def models_table(
 
 # %% ../../nbs/reference/recipes/stages.ipynb #e988ccbf
 def same_prompts(before: Rollout, after: Rollout) -> list[tuple[str, str, str]]:
-    "Each different prompt, and the first text that two models wrote for it."
+    "List each different prompt, and the first text that two models wrote for it."
     rows: dict[str, tuple[str, str, str]] = {}
     prompts = before.prompts or []
     for row in zip(prompts, require_texts(before), require_texts(after), strict=True):
@@ -282,7 +288,10 @@ def improve(
     columns: Sequence[str] | None = None,  # figures of the table; None: all
     **found: Any,  # for the summary: what the stages before have found
 ) -> dict:  # the summary
-    "Train a policy between two measurements; then baselines, plots and the report."
+    """Train a policy between two measurements; then baselines, plots and the report.
+
+    Writes policy/, samples.md and the plots into `out`.
+    """
     algorithm = config.algorithm.upper()
     texts_before, before = measure()
     print(

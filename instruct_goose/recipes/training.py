@@ -65,7 +65,10 @@ class TrainingJob(NamedTuple):
 
 
 def run_job(trainer: RLHFTrainer, job: TrainingJob, out: Path, stage: Stage) -> list[Metrics]:
-    "Train, or go on where the stage was left. Returns the metrics of all iterations."
+    """Train, or go on where the stage was left.
+
+    Returns the metrics of all iterations. Raises as `train_policy`.
+    """
     return train_policy(
         trainer,
         job.prompts,
@@ -123,7 +126,10 @@ def train_in(
 
 
 def first_of(prompts: Any, n: int) -> Any:
-    "The first n prompts, in the form that they have; None of a stream, which can be read once."
+    """Take the first n prompts, in the form that they have.
+
+    None of a stream, which can be read once.
+    """
     if not is_indexable(prompts):
         return None
     for rows in prompt_chunks(prompts, n):
@@ -132,7 +138,7 @@ def first_of(prompts: Any, n: int) -> Any:
 
 
 def fingerprint_of_prompts(prompts: Sequence | Iterable) -> str:
-    "SHA-256 of a list of prompts; a stream is not read for it."
+    """Compute the SHA-256 of a list of prompts; "a stream" for one, which is not read."""
     if not is_indexable(prompts):
         return "a stream"
     rows: Any = prompts  # some data sets have only a length and numbered rows
@@ -144,7 +150,7 @@ UNRELATED = ("_name_or_path", "transformers_version", "architectures", "dtype", 
 
 
 def fingerprint_of_config(trainer: RLHFTrainer) -> str:
-    "SHA-256 of what a model's configuration says of its numbers."
+    "Compute the SHA-256 of what a model's configuration says of its numbers."
     settings = trainer.agent.model.config.to_dict()
     kept = {name: value for name, value in settings.items() if name not in UNRELATED}
     text = json.dumps(kept, sort_keys=True, default=str)
@@ -170,7 +176,10 @@ def train_and_report(
     score_shown: bool = False,  # also give the mean reward of these answers
     **more: Any,  # for the summary
 ) -> dict:  # the summary
-    "Train with samples before and after; write policy/ with its card, and samples.md."
+    """Train with samples before and after; write policy/, its card and samples.md.
+
+    Raises as `train_policy`.
+    """
     judge = job.reward_fn if score_shown else None
     before = answer(trainer, shown, judge)
     metrics = run_job(trainer, job, out, manager.stage(MAIN))
@@ -189,7 +198,10 @@ def train_and_report(
 
 
 def summary_of(trainer: RLHFTrainer, metrics: list[Metrics], manager: CheckpointManager) -> dict:
-    "What summary.json says of a run: times, the first and the last metrics, and settings."
+    """Collect what summary.json says of a run.
+
+    Seconds, figures of the first and the last iteration, and what has made the run.
+    """
     first = {name: metrics[0][name] for name in SHOWN_METRICS if name in metrics[0]}
     last = {name: metrics[-1][name] for name in SHOWN_METRICS if name in metrics[-1]}
     return {
@@ -242,7 +254,10 @@ def answer(
 
 
 def samples_table(before: Answers, after: Answers) -> str:
-    "A row for each prompt, with what the policy wrote before and after; long texts are cut."
+    """Write a row for each prompt, with what the policy wrote before and after.
+
+    Long texts are cut to 90 characters.
+    """
     rows = []
     for texts in zip(before.prompts, before.responses, after.responses, strict=True):
         rows.append([" ".join(text.split())[:90] for text in texts])

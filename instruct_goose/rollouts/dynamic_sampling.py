@@ -25,21 +25,23 @@ Sample = Callable[[Sequence | dict], Rollout]  # group_size responses to each pr
 
 def resample_flat_groups(
     rollout: Rollout,  # with scores
-    config: RLHFConfig,  # redraw_flat, drop_flat, group_size
+    config: RLHFConfig,  # max_redraws, drop_flat_groups, group_size
     sample: Sample,
     score: Callable[[Rollout], Tensor],
     take_prompts: Callable[[int], list] | None = None,  # new prompts; None: the same ones again
 ) -> Rollout:
-    """Replace or drop groups whose responses all score the same: they carry no gradient.
+    """Replace or drop groups whose responses all score the same: they teach nothing.
 
-    Flat groups are replaced up to `redraw_flat` times. With `drop_flat` those that are still flat
-    are left out, unless all are. `rollout.drawn` counts them (DAPO, 2503.14476, eq. 11).
+    Flat groups are replaced up to `max_redraws` times, by other responses to the same prompts or,
+    with `take_prompts`, to new ones; `score` judges them. With `drop_flat_groups` those that are
+    still flat are left out, unless all are. `rollout.drawn` counts them (DAPO, 2503.14476,
+    eq. 11). The rollout given stays as it is. Raises ValueError for a rollout without scores.
     """
     size = config.group_size
     current = rollout
     scores = [require_scores(rollout)]
     groups_redrawn = 0
-    for _ in range(config.redraw_flat):
+    for _ in range(config.max_redraws):
         flat = flat_groups(require_scores(current), size)
         rows = flat.repeat_interleave(size).nonzero().flatten()
         if len(rows) == 0:
@@ -52,7 +54,7 @@ def resample_flat_groups(
         groups_redrawn += len(new) // size
         current = _replace_rows(current, rows[: len(new)].cpu(), new)
     flat = flat_groups(require_scores(current), size)
-    groups_dropped = int(flat.sum()) if config.drop_flat else 0
+    groups_dropped = int(flat.sum()) if config.drop_flat_groups else 0
     if 0 < groups_dropped < len(flat):
         current = current[(~flat).repeat_interleave(size).nonzero().flatten()]
     current.logged = rollout.logged

@@ -63,9 +63,9 @@ def kl_to_reference(
     temperature: float = 1.0,
     batch_size: int = 64,  # rows at a time: each needs time × vocab numbers
 ) -> Float[Tensor, "batch"]:  # nats per response, never negative
-    """Compute Σₜ KL(π(·|sₜ) ‖ π_ref(·|sₜ)) along each response, over the whole vocabulary.
+    """Compute Σₜ KL(π(·|sₜ) ‖ π_ref(·|sₜ)) along each response, over all words.
 
-    Its mean over responses of π is an unbiased estimate of KL(π ‖ π_ref).
+    Its mean over responses of π is an unbiased estimate of KL(π ‖ π_ref). No gradient.
     """
     policy = model.model if isinstance(model, Agent) else model
 

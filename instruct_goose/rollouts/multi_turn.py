@@ -26,7 +26,7 @@ from .sampler import StopStrings
 # %% ../../nbs/guides/multi_turn.ipynb #d0a53a21
 @dataclass
 class Episode:
-    "Hold one response in the making, turn by turn."
+    "One response in the making, turn by turn."
 
     query: list[int]  # token ids of the prompt
     ids: list[int] = field(default_factory=list)  # of the response so far
@@ -37,15 +37,21 @@ class Episode:
     open: bool = True  # the policy goes on
     ended: bool = False  # the environment, or the last turn, has ended it
 
+    @property
+    def before_turn(self) -> list[int]:
+        "What the policy's turn stands behind: the prompt, and the response up to the last reply."
+        both = self.query + self.ids
+        return both[: len(both) - len(self.turn)]
+
     def add_turn(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        "Add tokens of the policy, with their log-probabilities."
+        "Add tokens that the policy wrote, with their log-probabilities in nats."
         self.ids += ids
         self.sampled += [True] * len(ids)
         self.logprobs += logprobs
         self.turn = [*self.turn, *ids]
 
     def add_reply(self, ids: Sequence[int]) -> None:
-        "Add tokens of the environment; the policy's next turn begins behind them."
+        "Add tokens that the environment wrote; the policy's next turn begins after them."
         self.ids += ids
         self.sampled += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)
@@ -128,7 +134,8 @@ class TurnSampler:
             steps = min(steps, context - ids.shape[1])
         watch = None
         if stops is not None:
-            watch = stops.watch([list(episode.turn) for episode in episodes])
+            turns = [list(episode.turn) for episode in episodes]
+            watch = stops.watch(turns, [episode.before_turn for episode in episodes])
         response_ids, response_mask, logprobs = sample(
             self.agent,
             ids,
@@ -153,7 +160,7 @@ class TurnSampler:
         "If the turn is over, add the environment's reply, if it and a token more have room."
         is_over = episode.turn[-1] in self.tokens.eos_ids
         if not is_over and stops is not None:
-            is_over = stops.found(episode.turn)
+            is_over = stops.found(episode.turn, episode.before_turn)
         if not is_over:
             episode.open = len(episode.ids) < limit
             return

@@ -67,7 +67,7 @@ def special_ids(
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #7b238f8e
 def model_eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
-    """Collect what ends a response: the union of tokenizer, config and generation config.
+    """Collect the ids that end a response, of tokenizer, config and generation config.
 
     Each may hold one id or a list. One id that is only the default of the config's class, and
     not a mark of the tokenizer, is nobody's choice and is left out.
@@ -80,7 +80,7 @@ def configured_eos_ids(
     generation_config: GenerationConfig | None,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> list[int]:
-    "What ends a response of a model with these configurations, as `model_eos_ids` says."
+    "Collect the ids that end a response, as `model_eos_ids`, without the model."
     config = config.get_text_config()
     default = getattr(type(config), "eos_token_id", None)
     ends: list[Any] = []
@@ -96,7 +96,7 @@ def configured_eos_ids(
 
 
 def is_mark(token_id: int | None, tokenizer: PreTrainedTokenizerBase) -> bool:
-    "Whether an id is a special token that may end something: not bos, padding or unknown."
+    "Is an id a special token that may end something: not bos, padding or unknown?"
     others = (tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
     return token_id in special_tokens(tokenizer).values() and token_id not in others
 
@@ -131,7 +131,11 @@ def data_columns(
     prompts: Any,  # rows, or {"query_ids", "query_mask"}
     n: int = 1,  # responses to each prompt
 ) -> dict[str, list]:  # one item per response
-    "Collect what the rows hold beside the prompt, and prompts that are messages."
+    """Collect what the rows hold beside the prompt, by name.
+
+    Prompts that are messages are a column too, since their text is not what the data has. A row
+    without a column has None there. Empty for {"query_ids", "query_mask"}.
+    """
     if isinstance(prompts, dict):
         return {}
     rows = [row if isinstance(row, Mapping) else {"prompt": row} for row in prompts]
@@ -150,7 +154,7 @@ def data_columns(
 
 
 def prompt_chunks(prompts: Any, size: int) -> Iterator[Any]:
-    "Cut prompts in any form that `encode_prompts` takes into chunks of at most `size`."
+    "Cut prompts, in any form that `encode_prompts` takes, into chunks of `size`."
     if isinstance(prompts, dict):
         rows = len(next(iter(prompts.values())))
         for start in range(0, rows, size):
@@ -198,9 +202,10 @@ def apply_long_prompts(
     limit: int | None,  # tokens; None: any number
     how: str,  # config.long_prompts: refuse, cut or drop
 ) -> list[list[int]]:  # cut ones keep their ends; dropped ones are empty
-    """Cut or drop prompts that are too long, as config.long_prompts says, with a warning.
+    """Cut or drop prompts that are too long, as config.long_prompts says.
 
-    Raises ValueError if they are to be refused, or if all of them were to be dropped.
+    It warns with `LongPrompts`. Raises ValueError if they are to be refused, or if all of them were
+    to be dropped.
     """
     if limit is None:
         return rows
@@ -246,9 +251,11 @@ def encode_prompts(
 
 
 def drop_long_prompts(prompts: Any, tokens: Tokens, limit: int | None, how: str) -> Any:
-    """Leave out the prompts that config.long_prompts drops; of a stream each as it comes.
+    """Leave out the prompts that config.long_prompts drops.
 
-    Raises ValueError if long prompts are to be refused and there is one.
+    Of a stream, which cannot be looked at beforehand, each is dropped as it comes. With "cut" a
+    list is warned of here, and cut when it is encoded. Raises ValueError if long prompts are to be
+    refused and a list has one.
     """
     if isinstance(prompts, dict):
         return prompts
@@ -286,7 +293,7 @@ def max_prompt_length(
 
 
 def is_indexable(prompts: object) -> bool:
-    "Whether rows can be counted and taken by number; a stream's cannot."
+    "Can the rows be counted, and taken by number? Those of a stream cannot."
     return hasattr(prompts, "__len__") and hasattr(prompts, "__getitem__")
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #d7883e4d
@@ -304,7 +311,7 @@ class PromptOrder:
         self.stream: Iterator | None = None
 
     def open(self, prompts: Sequence | Iterable) -> None:
-        "Take prompts from here from now on."
+        "Take prompts from here from now on: a list is shuffled, a stream is not."
         self.close()
         if is_indexable(prompts):
             self.rows = prompts
@@ -318,7 +325,7 @@ class PromptOrder:
 
     @property
     def is_open(self) -> bool:
-        "Whether there is something to take prompts from."
+        "Is there something to take prompts from?"
         return self.rows is not None or self.stream is not None
 
     def take(self, n: int) -> list:
@@ -352,9 +359,9 @@ class PromptOrder:
         return {"seen": self.seen}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        "Check a state before it is loaded. Raises ValueError for what is no number of prompts."
+        "Raise ValueError for a state that is no number of prompts."
         check_values(state, {"seen": Annotated[int, Limit(0, 2**53)]})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        "Go on behind the prompts of a state; a stream is yours to move on by `seen`."
+        "Go on after the prompts of a state; a stream is yours to move on by `seen`."
         self.seen = state["seen"]

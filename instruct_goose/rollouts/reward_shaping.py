@@ -107,13 +107,16 @@ def z_scores(
 
 # %% ../../nbs/guides/reward_shaping.ipynb #db034132
 class RewardScale:
-    "Keep count, mean and squares of all scores so far, for reward_scaling='running'."
+    """Count, mean and squares of all scores so far, for reward_scaling='running'.
+
+    A part of the trainer with a state; `training_scores` is given its `moments`.
+    """
 
     def __init__(self):
         self.moments: Moments = (0.0, 0.0, 0.0)
 
     def add(self, scores: Float[Tensor, "batch"]) -> None:
-        "Take in the scores of one more rollout."
+        "Count the scores of one more rollout in."
         self.moments = add_to_moments(self.moments, scores)
 
     def state_dict(self) -> dict[str, list[float]]:
@@ -121,7 +124,7 @@ class RewardScale:
         return {"moments": list(self.moments)}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        "Check a state before it is loaded. Raises ValueError for what are no moments."
+        "Raise ValueError for a state that is no count, mean and sum of squares."
         check_values(state, {"moments": tuple[NotNegative, float, NotNegative]})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

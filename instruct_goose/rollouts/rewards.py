@@ -35,7 +35,6 @@ from ..models.tokens import unpad
 from .reward_shaping import shape_scores
 from instruct_goose.rollouts.rollout import (
     finished,
-    require_column,
     require_scores,
     Rollout,
     Tokens,
@@ -47,17 +46,24 @@ Scores = Iterable[float | None | Sequence[float] | Tensor]  # per text a number,
 
 @runtime_checkable
 class RewardFunction(Protocol):
-    "Score texts: one score per text, from the texts or from what the parameters name."
+    """A function that scores texts: one score per text, in their order.
+
+    It is given the texts, or what its parameters name, see `reward_kwargs` and `reward_tools`. A
+    score is a number, a list of one number per token of the completion, or None, where the function
+    does not apply. A coroutine function is awaited.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Scores | Awaitable[Scores]: ...
 
 
 @runtime_checkable
 class HasScore(Protocol):
-    "Score texts with a method, as a RewardModel does."
+    "An object that scores texts with its method `score`, as a RewardModel does."
 
     @property
-    def score(self) -> RewardFunction: ...
+    def score(self) -> RewardFunction:
+        "The function that is called with the texts."
+        ...
 
 
 Reward = RewardFunction | HasScore
@@ -66,11 +72,11 @@ RewardKwargs = Mapping[str, Any]  # name → a list of one item per text, or som
 
 
 class RewardError(ValueError):
-    "A reward function cannot be called, has failed, or has returned what is no score."
+    "A reward function cannot be called, has failed, or has returned no scores."
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #2661bd7b
 class RewardSignature(NamedTuple):
-    "Say what a reward function is called with."
+    "What a reward function is called with."
 
     texts_first: bool  # the texts, without a name
     names: list[str]  # what it is given by name
@@ -113,7 +119,10 @@ TAKES_ALL = "**"
 
 
 def asked_names(reward_fns: Iterable[Reward]) -> set[str]:
-    "What reward functions name as parameters; TAKES_ALL where one takes whatever there is."
+    """Collect what reward functions name as parameters.
+
+    TAKES_ALL is among them where one takes whatever there is, as **kwargs.
+    """
     names = set()
     for reward_fn in reward_fns:
         try:
@@ -135,12 +144,19 @@ def _takes_texts(first: inspect.Parameter, known: Collection[str]) -> bool:
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #40044bf4
 def call_reward(function: Callable, kwargs: RewardKwargs) -> Any:
-    """Call a reward function with what its parameters name, among them `kwargs["texts"]`.
+    """Call a reward function with what its parameters name, such as `kwargs["texts"]`.
 
-    A coroutine is run to its end, and a generator is read, so that its errors are the function's.
-    Raises RewardError for a parameter that nothing is known for.
+    Lists and dictionaries are copied for it. Without texts it has to ask for token ids by name. A
+    coroutine is run to its end, and a generator is read, so that its errors are the function's.
+    Raises RewardError for a parameter that nothing is known for, and whatever the function raises.
     """
     signature = reward_signature(function, kwargs)
+    if signature.texts_first and "texts" not in kwargs:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise RewardError(
+            f"the reward function {name} reads texts, and without a tokenizer there are none: give "
+            "the trainer tokenizer=, or name the parameter completion_ids, lists of token ids"
+        )
     named = {name: copy_containers(kwargs[name]) for name in signature.names}
     if signature.texts_first:
         scores = function(list(kwargs["texts"]), **named)
@@ -149,12 +165,16 @@ def call_reward(function: Callable, kwargs: RewardKwargs) -> Any:
     if inspect.iscoroutine(scores):
         scores = run_in_thread(asyncio.run, scores).result()
     if hasattr(scores, "__next__"):
-        scores = list(islice(scores, len(kwargs["texts"]) + 1))
+        responses = kwargs["texts"] if "texts" in kwargs else kwargs["completion_ids"]
+        scores = list(islice(scores, len(responses) + 1))
     return scores
 
 
 class Messages(list):
-    "Hold a conversation that refuses to be searched like a text: a list would find nothing."
+    """A conversation that refuses to be searched like a text.
+
+    `"word" in messages` would find nothing in a list of dictionaries, without an error.
+    """
 
     def __contains__(self, x: object) -> bool:
         "Raises TypeError for a text."
@@ -167,7 +187,10 @@ class Messages(list):
 
 
 def copy_containers(x: Any) -> Any:
-    "Copy lists and dictionaries, however deep: a reward that changes them changes no prompt."
+    """Copy lists and dictionaries, however deep; what they hold besides is not copied.
+
+    A reward function that changes what it is given then changes no prompt.
+    """
     if isinstance(x, list):
         return type(x)(map(copy_containers, x))
     if type(x) is dict:
@@ -176,7 +199,10 @@ def copy_containers(x: Any) -> Any:
 
 
 def run_in_thread(function: Callable, *args: Any) -> Future:
-    "Start `function(*args)` in a thread that the process need not wait for."
+    """Start `function(*args)` in a thread that the process need not wait for.
+
+    Its result, or what it raises, is the Future's.
+    """
     future: Future = Future()
 
     def work() -> None:
@@ -193,7 +219,7 @@ def as_number(
     x: Any,
     what: str,  # the subject of the error
 ) -> float:
-    """Convert a number of any library to a float; one that is too large becomes infinite.
+    """Convert a number of any library to a float; a too large one becomes infinite.
 
     Raises RewardError for what is no number.
     """
@@ -217,7 +243,11 @@ def completion_texts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> li
 
 
 def completion_kwargs(prompts: Sequence, completions: Sequence[str]) -> dict[str, list]:
-    "Offer prompts as the data has them, and completions as texts and as Messages."
+    """Make the arguments prompts, completions and completion_messages of a reward.
+
+    Prompts are as the data has them; a completion is a text, and one message of the assistant. All
+    are lists of one item per response.
+    """
     messages = [Messages([{"role": "assistant", "content": text}]) for text in completions]
     return {
         "prompts": [p if isinstance(p, str) else Messages(p) for p in prompts],
@@ -243,7 +273,10 @@ LIBRARY_NAMES = (  # what a reward function is given by the library; no column h
 
 
 def check_column_names(names: Iterable[str]) -> None:
-    "Raises RewardError for a column of the data that has the name of what the library gives."
+    """Refuse a column of the data that has the name of what the library gives.
+
+    Raises RewardError naming it and LIBRARY_NAMES.
+    """
     for name in names:
         if name in LIBRARY_NAMES:
             raise RewardError(
@@ -253,7 +286,10 @@ def check_column_names(names: Iterable[str]) -> None:
 
 
 def completion_texts_with_marks(rollout: Rollout, tokens: Tokens) -> list[str]:
-    "Decode the responses alone with special tokens, but for the end and padding."
+    """Decode the responses alone with special tokens, but for the end and padding.
+
+    Needs `tokens.tokenizer`.
+    """
     host = rollout.on_host
     left_out = {*tokens.eos_ids, tokens.pad_id}
     rows = []
@@ -266,34 +302,38 @@ def completion_texts_with_marks(rollout: Rollout, tokens: Tokens) -> list[str]:
 
 def reward_kwargs(
     rollout: Rollout,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     texts: list[str] | None = None,  # of the completions; None: without special tokens
 ) -> dict[str, Any]:
     """Collect what a reward function may ask for by name, one item per response.
 
     These are prompts, completions, completion_messages, prompt_ids, completion_ids,
     completion_mask (1: the policy wrote it), sampled_logprobs where they are known, the policy's
-    tokenizer, and the data's columns.
+    tokenizer, and the data's columns. Without a tokenizer there are no texts.
     Raises RewardError for a column that has one of the library's names.
     """
     host = rollout.on_host
     columns = dict(rollout.columns or {})
     check_column_names(columns)
     prompts = columns.pop("prompt", None) or rollout.prompts or []
-    if texts is None:
-        texts = completion_texts(rollout, tokenizer)
-    kwargs: dict[str, Any] = columns | completion_kwargs(prompts, texts)
+    kwargs: dict[str, Any] = columns
+    if tokenizer is not None:
+        if texts is None:
+            texts = completion_texts(rollout, tokenizer)
+        kwargs |= completion_kwargs(prompts, texts) | {"tokenizer": tokenizer}
     kwargs["completion_ids"] = unpad(host.response_ids, host.attention_mask)
     kwargs["completion_mask"] = unpad(host.mask.int(), host.attention_mask)
     kwargs["prompt_ids"] = unpad(host.query_ids, host.query_mask)
-    kwargs["tokenizer"] = tokenizer
     if rollout.sampled_logprobs is not None:
         kwargs["sampled_logprobs"] = unpad(rollout.sampled_logprobs, rollout.attention_mask)
     return kwargs
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #40a8175e
 class RewardLog:
-    "Keep what reward functions want in the log beside their scores, of one call."
+    """What reward functions log beside their scores, in one call of them.
+
+    Its two methods are given to a function that names them as parameters.
+    """
 
     def __init__(self, rows: int = 0):
         self.rows = rows
@@ -301,12 +341,18 @@ class RewardLog:
         self.extra: dict[str, list] = {}
 
     def log_metric(self, name: str, value: object) -> None:
-        "Log a number; the log has the mean. Raises RewardError for what is no number."
+        """Log a number under a name; of several of one name the log has the mean.
+
+        Raises RewardError for what is no number.
+        """
         number = as_number(value, f"the metric {name!r}")
         self.metrics.setdefault(str(name), []).append(number)
 
     def log_extra(self, column: str, values: Sequence) -> None:
-        "Keep a column of the rollout. Raises RewardError unless it is one item per response."
+        """Keep a column of values beside the responses, in `rollout.extra`.
+
+        Raises RewardError unless it is one item per response.
+        """
         values = list(values)
         self.extra[str(column)] = values
         if len(values) != self.rows:
@@ -342,7 +388,7 @@ def merge_reward_logs(
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #e139956b
 def reward_tools(state: TrainerState, log: RewardLog) -> dict[str, Any]:
-    "Offer what a reward function may ask for once per call: the run's state, and the log."
+    "Make the arguments trainer_state, log_metric and log_extra of reward functions."
     return {"trainer_state": state, "log_metric": log.log_metric, "log_extra": log.log_extra}
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #ba605221
@@ -350,7 +396,7 @@ def scatter_token_scores(
     tokens: list[list[float]],  # the parts of each text's score; [] for a text without parts
     mask: Bool[Tensor, "batch time"],  # True where a response has tokens
 ) -> Float[Tensor, "batch time"]:
-    "Put each part at its token: 0 at padding, and for a text without parts."
+    "Put each part of a score at its token: (batch, time), 0 elsewhere."
     table = torch.zeros(mask.shape)
     for row, row_mask, parts in zip(table, mask.cpu(), tokens, strict=True):
         if parts:
@@ -359,7 +405,7 @@ def scatter_token_scores(
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #4a87112d
 class RewardOutput(NamedTuple):
-    "Hold what a reward function, or several, returned."
+    "What a reward function, or several together, returned."
 
     scores: Float[Tensor, "batch"]  # R(q, r); of one of several NaN where it does not apply
     tokens: list[list[float]] | None = None  # of each text its tokens' parts, if any; else []
@@ -367,14 +413,14 @@ class RewardOutput(NamedTuple):
 
 
 class RewardRequest(NamedTuple):
-    "Hold the texts of one call, and how messages name them."
+    "The texts of one call, and how messages name them."
 
     texts: list[str]
     prompts: list[str] | None = None  # what the texts are answers to
     kind: str = "text"
 
     def name(self, i: int) -> str:
-        "Name a text in words, for a message."
+        "Name text i in words, for a message: its number, its beginning, its prompt."
         text = f"{self.kind} {i} of {len(self.texts)}, {self.texts[i][:200]!r}"
         if self.prompts:
             text += f", for the prompt {self.prompts[i][:200]!r}"
@@ -382,9 +428,10 @@ class RewardRequest(NamedTuple):
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #b1d52d12
 def reward_callable(reward_fn: Reward) -> Callable:
-    """Find what is to be called: a function, a `score` method, or a pipeline's classifier.
+    """Find what is to be called: a function, a `score` method, or a classifier.
 
-    Raises TypeError for what cannot be called with texts.
+    The classifier is that of a transformers pipeline. Raises TypeError for what cannot be called
+    with texts.
     """
     if type(reward_fn).__module__.startswith("transformers.pipelines"):
         pipeline: Any = reward_fn
@@ -594,6 +641,7 @@ def score_texts(
     kind: str = "text",  # what messages call a text
     where: str = "",  # how messages begin
     seconds: float | None = None,  # longest wait
+    reads_texts: bool = True,  # False: `texts` are for messages alone, and the functions read ids
 ) -> RewardOutput:  # float32, on the CPU
     """Score texts: R(q, r), or Σᵢ wᵢ·Rᵢ of several functions over those that apply.
 
@@ -601,7 +649,9 @@ def score_texts(
     that fails or returns no scores, TimeoutError for one that takes too long; both name the texts.
     """
     request = RewardRequest(texts, prompts, kind)
-    kwargs = {**(given or {}), "texts": texts}
+    kwargs = {**(given or {})}
+    if reads_texts:
+        kwargs["texts"] = texts
     is_several = isinstance(reward_fn, list | tuple)
     functions = list(cast(Sequence[Reward], reward_fn if is_several else [reward_fn]))
     completion_ids = kwargs.get("completion_ids")
@@ -630,24 +680,18 @@ def score_rollout(
 ) -> dict[str, Any]:  # columns: scores, token_scores, score_parts
     """Score a rollout with texts, shaped by the settings.
 
-    Raises ValueError for a rollout without texts, and what `score_texts` raises.
+    Without a tokenizer the functions read token ids. Raises what `score_texts` raises.
     """
-    require_column(
-        rollout,
-        "texts",
-        "give the trainer tokenizer=, or set rollout.scores yourself, one number per response",
-    )
     where = f"iteration {state.global_step}: "
     log.rows = len(rollout)
-    given = reward_tools(state, log)
-    if tokens.tokenizer is not None:
-        completions = None
-        if config.keep_special_tokens:
-            completions = completion_texts_with_marks(rollout, tokens)
-        given = reward_kwargs(rollout, tokens.tokenizer, completions) | given
+    completions = None
+    if config.keep_special_tokens and tokens.tokenizer is not None:
+        completions = completion_texts_with_marks(rollout, tokens)
+    given = reward_kwargs(rollout, tokens.tokenizer, completions) | reward_tools(state, log)
     total = score_texts(
         reward_fn,
-        rollout.texts or [],
+        rollout.texts or [str(ids) for ids in given["completion_ids"]],
+        reads_texts=rollout.texts is not None,
         weights=config.reward_weights,
         prompts=rollout.prompts,
         kind=kind,

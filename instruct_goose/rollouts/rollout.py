@@ -31,7 +31,7 @@ R = TypeVar("R", bound="Rollout")  # a Rollout, or an Experience
 
 @dataclass
 class Rollout:
-    """Hold prompts, the responses to them, and their scores: what happened in an iteration.
+    """Prompts, the responses to them, and their scores: what happened in an iteration.
 
     B rows, Q columns of queries and T columns of responses. Floats are 0 at padding.
     `rollout[rows]` takes rows of every column: a number, a slice, a list, or a tensor of indices
@@ -130,17 +130,26 @@ class Rollout:
         return x.flatten(0, 1).index_select(0, to_device(places, x.device))
 
     def minibatches(self: R, n: int, generator: torch.Generator | None = None) -> Iterator[R]:
-        "Shuffle the rows and cut them into n nearly equal rollouts."
+        """Shuffle the rows and cut them into n nearly equal rollouts.
+
+        Without a generator torch's global one shuffles.
+        """
         order = torch.randperm(len(self), generator=generator)
         for rows in order.tensor_split(n):
             yield self[rows]
 
     def token_colours(self) -> list[float]:
-        "Give each response a number whose sign and size colour it when the rollout is shown."
+        """Give each response a number, whose sign and size colour it when it is shown.
+
+        Here 0 each; an Experience gives its advantages.
+        """
         return [0.0] * len(self)
 
     def shown_rows(self) -> list[tuple[str, int, str, str, float]]:
-        "List score, length, prompt, response and colour of the first eight."
+        """List score, length, prompt, response and colour of the first eight rows.
+
+        Without texts the response is its token ids.
+        """
         first = self[:8]
         scores = [""] * len(first)
         if first.scores is not None:
@@ -225,7 +234,10 @@ def finished(rollout: Rollout, eos_ids: int | Sequence[int]) -> Bool[Tensor, "ba
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #c996bacc
 def decode(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> tuple[list[str], list[str]]:
-    "Decode the prompts, and prompts with responses, without padding and special tokens."
+    """Decode the prompts, and prompts with responses, without special tokens.
+
+    Returns (prompts, texts), one text a row each.
+    """
     host = rollout.on_host
     prompts = unpad(host.query_ids, host.query_mask)
     responses = unpad(host.response_ids, host.attention_mask)
@@ -241,9 +253,10 @@ def attach_texts(
     tokenizer: PreTrainedTokenizerBase | None,  # None: no texts
     columns: dict[str, list] | None = None,  # of the data, one item per response
 ) -> Rollout:
-    """Add the texts and the data's columns to a sampler's rollout, in place; returns it.
+    """Add the texts and the data's columns to a sampler's rollout, in place.
 
-    Texts that the sampler has filled in stay. Raises TypeError for something that is no Rollout.
+    Returns the rollout itself. Texts that the sampler has filled in stay. Raises TypeError for
+    something that is no Rollout.
     """
     if not isinstance(rollout, Rollout):
         raise TypeError(
@@ -258,7 +271,7 @@ def attach_texts(
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #a42da29d
 class PromptBatch(NamedTuple):
-    "Hold prompts as a sampler gets them."
+    "Prompts as a sampler is given them: token ids, padded on the left."
 
     ids: Int[Tensor, "batch query"]  # left-padded
     mask: Bool[Tensor, "batch query"]  # True at real tokens
@@ -266,7 +279,7 @@ class PromptBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Tokens:
-    "Say how text becomes token ids, what ends a response, and what fills up a row."
+    "How text becomes token ids, what ends a response, and what fills up a row."
 
     tokenizer: PreTrainedTokenizerBase | None  # None: prompts are ids, and there are no texts
     eos_ids: list[int]  # each of them ends a response
@@ -274,8 +287,9 @@ class Tokens:
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #ae874525
 def concat(parts: Sequence[Rollout], pad_id: int = 0) -> Rollout:
-    """Put rollouts below each other, padded to the widest: queries left, responses right.
+    """Put rollouts below each other, padded to the widest.
 
+    Queries are padded on the left, responses on the right; `pad_id` fills up responses, 0 the rest.
     A column of the data that a part does not know is None there. Any other column that one part
     lacks is missing in the whole, and so is what says nothing of a single row (`Rollout.WHOLE`).
     """
@@ -376,7 +390,10 @@ def require_column(
     name: str,  # of the column
     first: str,  # what fills it, for the message
 ) -> None:
-    "Check that a column is there. Raises ValueError with what to do first if it is not."
+    """Check that a column is there.
+
+    Raises ValueError, saying what to do first, if it is not.
+    """
     if getattr(rollout, name) is None:
         raise ValueError(f"this rollout has no {name}: {first}")
 

@@ -27,7 +27,7 @@ from .rollout import PromptBatch, Rollout, Tokens
 
 # %% ../../nbs/guides/vllm.ipynb #c9c00007
 class SamplingRequest(NamedTuple):
-    "Say how an engine is to sample."
+    "How an engine is to sample."
 
     max_new_tokens: int
     temperature: float  # 0: the likeliest tokens
@@ -36,7 +36,7 @@ class SamplingRequest(NamedTuple):
 
 
 class EngineResponse(NamedTuple):
-    "Hold one response."
+    "One response of an engine: its tokens, and the log-probability of each in nats."
 
     token_ids: list[int]  # the end among them, if it ended
     logprobs: list[float]  # of each, at the temperature it was sampled with
@@ -44,14 +44,14 @@ class EngineResponse(NamedTuple):
 # %% ../../nbs/guides/vllm.ipynb #42e667e9
 @runtime_checkable
 class Engine(Protocol):
-    "Sample responses in the policy's place."
+    "What samples responses in the policy's place, as `EngineSampler` asks it to."
 
     def generate(self, prompts: list[list[int]], request: SamplingRequest) -> list[EngineResponse]:
-        "Sample one response to each prompt, which are token ids."
+        "Sample one response to each prompt, which are token ids, in their order."
         ...
 
     def load_weights(self, model: PreTrainedModel) -> None:
-        "Sample with these weights from now on."
+        "Sample with this model's weights from now on."
 
 # %% ../../nbs/guides/vllm.ipynb #c9c00009
 class EngineSampler:
@@ -114,7 +114,11 @@ def check_responses(
     n: int,  # prompts
     request: SamplingRequest,
 ) -> None:
-    "Raise ValueError for a response that the loss could not use, naming it."
+    """Check that the loss can use what an engine returned to n prompts.
+
+    A response has 1 to max_new_tokens tokens, a finite log-probability for each, and no stop token
+    but the last. Raises ValueError naming the one that has not.
+    """
     if len(responses) != n:
         raise ValueError(f"the engine gave {len(responses)} responses to {n} prompts")
     for i, (tokens, logprobs) in enumerate(responses):
@@ -130,19 +134,28 @@ def check_responses(
 
 # %% ../../nbs/guides/vllm.ipynb #c9c0000c
 class WorkerExtension:
-    "Let vLLM's workers read the policy's weights from a file, as their worker_extension_cls."
+    """Methods that vLLM's workers are given, as their worker_extension_cls.
+
+    With them they read the policy's weights from a file.
+    """
 
     model_runner: Any  # the worker's
 
     def take_weights(self, path: str) -> int:  # how many tensors
-        "Load the weights in a file, by transformers' names, which vLLM's models know."
+        """Load the weights in a file, by transformers' names, which vLLM's models know.
+
+        Returns how many tensors the file has.
+        """
         weights = load_file(path)
         self.model_runner.model.load_weights(weights.items())
         return len(weights)
 
 # %% ../../nbs/guides/vllm.ipynb #20ba88e3
 class VLLMEngine:
-    "Sample with a vllm.LLM, through the interface that vLLM 0.20 to 0.32 documents."
+    """An Engine that is a vllm.LLM, by the interface that vLLM 0.20 to 0.32 documents.
+
+    The LLM was built with `WorkerExtension` as worker_extension_cls.
+    """
 
     def __init__(
         self,
@@ -190,7 +203,7 @@ class VLLMEngine:
 
 # %% ../../nbs/guides/vllm.ipynb #7e81bc10
 def to_response(completion: Any) -> EngineResponse:  # vLLM's CompletionOutput
-    "Take the tokens and the log-probability of each; there may be others' beside it."
+    "Take the tokens, and of the candidates at each place its own log-probability."
     tokens = list(completion.token_ids)
     logprobs = []
     for token, candidates in zip(tokens, completion.logprobs, strict=True):
@@ -199,7 +212,10 @@ def to_response(completion: Any) -> EngineResponse:  # vLLM's CompletionOutput
 
 
 def engine_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:  # on the CPU
-    "Collect weights by name, tied ones once. Raises ValueError for adapters."
+    """Collect weights by name, tied ones once, as an engine loads them.
+
+    Raises ValueError for a model with adapters.
+    """
     if has_adapters(model):
         raise ValueError(
             "the policy has adapters, and the engine holds a plain model: "

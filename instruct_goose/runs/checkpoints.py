@@ -108,7 +108,7 @@ def _sync_directory(directory: Path) -> None:
 
 # %% ../../nbs/reference/runs/checkpoints.ipynb #ac53774b
 def checkpoints(directory: str | Path) -> list[Path]:
-    "The checkpoints in a directory, the oldest first, damaged ones among them."
+    "List the checkpoints in a directory, the oldest first, damaged ones among them."
     found = [path for path in Path(directory).glob("checkpoint-*") if _is_checkpoint(path)]
     return sorted(found, key=_number_of)
 
@@ -124,7 +124,10 @@ def _number_of(path: Path) -> int:
 def load_checkpoint(
     path: str | Path,  # a directory that `save_checkpoint` made
 ) -> tuple[dict[str, Tensor], dict]:  # tensors, on the CPU, and record
-    "Read a checkpoint. Raises ValueError for one that is not, byte for byte, as it was written."
+    """Read a checkpoint: its tensors, and its record.
+
+    Raises ValueError for one that is not, byte for byte, as it was written.
+    """
     try:
         return _read_checkpoint(Path(path))
     except (FileNotFoundError, IsADirectoryError) as e:

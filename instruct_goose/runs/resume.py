@@ -63,7 +63,7 @@ TEMPORARY_FILE = re.compile(
 
 
 class Place(NamedTuple):
-    "How far a run has come."
+    "How far a run has come: in which stage, and how many of its steps are done."
 
     stage: str
     done: int  # steps of this stage
@@ -78,7 +78,10 @@ class RunState(NamedTuple):
 
 
 class Reached(NamedTuple):
-    "Where a stage stands whose weights rest until its next update: no copy is needed so far."
+    """Where a stage stands whose weights rest until its next update.
+
+    No copy of its state is needed so far: `state` makes one.
+    """
 
     place: Place
     state: Callable[[], State]
@@ -91,14 +94,17 @@ class StoppedError(ValueError):
 
 
 class Clock:
-    "Wall and CPU seconds since it was made. CPU seconds count all threads of this process."
+    """Wall and CPU seconds since it was made.
+
+    CPU seconds count all threads of this process.
+    """
 
     def __init__(self):
         self.wall = time.perf_counter()
         self.cpu = time.process_time()
 
     def read(self) -> dict[str, float]:
-        "`wall_seconds` and `cpu_seconds`, to a hundredth."
+        "Return `wall_seconds` and `cpu_seconds` so far, to a hundredth."
         return {
             "wall_seconds": round(time.perf_counter() - self.wall, 2),
             "cpu_seconds": round(time.process_time() - self.cpu, 2),
@@ -141,11 +147,11 @@ class CheckpointManager:
         self.is_in_child = False  # a copy in a forked child: the run is its parent's
 
     def stage(self, name: str) -> "Stage":
-        "The place of one stage's state; see `Stage`."
+        "Make the store of one stage's state, a `Stage`, under this name."
         return Stage(self, name)
 
     def seconds(self) -> dict[str, float]:
-        "Wall and CPU seconds of this process and of those that it continues."
+        "Add up wall and CPU seconds of this process and of those that it continues."
         return {
             name: round(seconds + self.earlier.get(name, 0), 2)
             for name, seconds in self.clock.read().items()
@@ -154,24 +160,30 @@ class CheckpointManager:
     # ---------------------------------------------------------------- it writes
 
     def leave(self) -> None:
-        "In a forked child: give up all that acts for the run, which is the parent's."
+        "Give up, in a forked child, all that acts for the run, which is the parent's."
         self.is_in_child = True
         self.signals.__exit__()
 
     def keep_state(self, stage: str, done: int, total: int, state: State) -> None:
-        "Keep a copy of a stage's state in memory, as the newest of the run."
+        """Copy a stage's state to memory, on the CPU, as the newest of the run.
+
+        It is that after `done` of `total` steps.
+        """
         copy = map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), state)
         self.latest = RunState(self.latest.stages | {stage: copy}, Place(stage, done, total))
         self.reached = None
 
     def keep_reached(self) -> None:
-        "Copy the whole state that a stage has reached since the newest that is kept."
+        "Copy the state that a stage has reached, where it is newer than the one kept."
         if self.reached is not None:
             place, state = self.reached
             self.keep_state(*place, state())
 
     def save(self) -> None:
-        "Write the newest whole state, if it is not on disk. Raises OSError as `save_checkpoint`."
+        """Write the newest whole state, if it is not on disk.
+
+        Raises OSError as `save_checkpoint`.
+        """
         latest = self.latest
         if self.is_in_child or latest is self.on_disk or latest.place is None:
             return
@@ -192,14 +204,20 @@ class CheckpointManager:
         self.pause = max(SOONEST, 10 * (self.saved_at - began))  # a tenth of the time at most
 
     def is_due(self, done: int, total: int) -> bool:
-        "Whether a step is to be saved since `every` says so; other stages as often as the main."
+        """Is a step to be saved, after `done` of `total`, since `every` says so?
+
+        Other stages are saved as often as the main one, by their share of steps.
+        """
         if self.every is None:
             return False
         interval = max(1, self.every * total // self.steps)
         return done % interval == 0 or done == total
 
     def is_overdue(self, done: int, total: int) -> bool:
-        "Whether two minutes have passed, or a twentieth of the stage and the pause."
+        """Is a step to be saved since the last one was saved long ago?
+
+        After two minutes; or at a twentieth of the stage, when `pause` seconds have passed.
+        """
         waited = time.monotonic() - self.saved_at
         if waited < self.pause:
             return False
@@ -326,14 +344,17 @@ class Stage:
         return self.manager.latest.stages.get(self.name)
 
     @contextmanager
-    def update(self) -> Iterator[None]:
-        "Inside the block the weights move: what was reached is past, and signals wait."
+    def moving_weights(self) -> Iterator[None]:
+        """Around an optimizer step of a supervised stage: signals wait until it is whole.
+
+        RL has no use for it: an iteration that breaks off is undone, see `train_policy`.
+        """
         self.manager.reached = None
         with self.manager.signals.held():
             yield
 
-    def reached(self, done: int, total: int, state: Callable[[], State]) -> None:
-        """Note where the stage stands; `state` can be asked for until the next `update`.
+    def mark_reached(self, done: int, total: int, state: Callable[[], State]) -> None:
+        """Note where the stage stands; `state` can be asked for until the next step begins.
 
         So no step has to be copied that is not saved. Several processes have to copy: one that
         breaks off cannot ask the others for their shards.
@@ -360,7 +381,7 @@ class Stage:
 
 # %% ../../nbs/guides/resume.ipynb #1486ff4b
 class Terminated(KeyboardInterrupt):
-    "SIGTERM or SIGHUP. An exit status for it is 128 + signum."
+    "SIGTERM or SIGHUP has come. An exit status for it is 128 + signum."
 
     def __init__(self, signum: int):
         super().__init__(f"stopped by {signal.Signals(signum).name}")
@@ -368,7 +389,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class SignalWatch:
-    """Turns signals that would end the process into exceptions, while its `with` block lasts.
+    """Turns signals that would end the process into exceptions, inside `with`.
 
     The first signal is raised and the others are not: what is saved because of it is saved whole.
     Signals that are ignored, or that somebody else has claimed, are left alone. Python allows
@@ -399,14 +420,14 @@ class SignalWatch:
         self.before = {}
 
     def receive(self, number: int, frame: object) -> None:
-        "The handler of a signal; only the first one counts."
+        "Handle a signal: the first one is raised, see `check`, and later ones are not."
         if self.received is None:
             self.received = number
             self.check()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        "A signal that comes inside the block is raised at its end."
+        "Hold back a signal that comes inside the block: it is raised at its end."
         self.waiting = True
         try:
             yield
@@ -449,7 +470,10 @@ def _watch_forks() -> None:
 
 # %% ../../nbs/guides/resume.ipynb #5426269c
 def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping) -> None:
-    "Raises ValueError, naming the checkpoint, for one that is whole but not that of a run."
+    """Check that a checkpoint, which is whole, is that of a run.
+
+    Raises ValueError, naming the checkpoint, for one that is not.
+    """
     try:
         is_run = is_run_record(tensors, record)
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -462,7 +486,11 @@ def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping)
 
 
 def is_run_record(tensors: Mapping[str, Tensor], record: Mapping) -> bool:
-    "Whether all parts are there and fit each other. A part that is missing raises an error."
+    """Are all parts of a run's record there, and do they fit each other?
+
+    A part that is missing, or of another type, may raise KeyError, TypeError, ValueError or
+    AttributeError.
+    """
     stages = record["stages"]
     name, done, total = record["place"]
     if not isinstance(record["settings"], dict):

@@ -25,11 +25,16 @@ from instruct_goose.rollouts.rollout import (
     Rollout,
 )
 from ..training.callbacks import Callback
+from ..training.experience import Experience
 from ..training.metrics import Metrics
+from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/guides/trackers.ipynb #0e8eca5c
 def by_word(metrics: Metrics) -> dict[str, float]:  # "word/name"
-    "The numbers that are defined, without the iteration; trackers draw one word's together."
+    """Name the numbers as trackers draw them together: "reward/reward_mean".
+
+    None and the iteration's own number are left out.
+    """
     named = {}
     for name, number in metrics.items():
         if number is not None and name != "iteration":
@@ -38,10 +43,11 @@ def by_word(metrics: Metrics) -> dict[str, float]:  # "word/name"
     return named
 
 # %% ../../nbs/guides/trackers.ipynb #36d9eea3
-class Tracker(Callback):
-    """Sends the numbers of each iteration somewhere, and a table of texts every so often.
+class Tracker(Callback[RLHFTrainer]):
+    """Sends the numbers of each iteration somewhere, and a table of texts at times.
 
-    To send them elsewhere, write `open`, `numbers`, `table` and `shut`.
+    To send them elsewhere, derive a class and write `open`, `numbers`, `table` and `shut`; entered
+    in TRACKERS it has a name for --track. Of several processes the main one sends.
     """
 
     def __init__(
@@ -55,19 +61,19 @@ class Tracker(Callback):
         self.is_open = False
 
     def open(self, iteration: int) -> None:
-        "Begin, or go on at this iteration."
+        "Begin, or go on at this iteration. `self.settings` are there."
 
     def numbers(self, numbers: Mapping[str, float], iteration: int) -> None:
-        'Send the numbers of an iteration, by "word/name".'
+        """Send the numbers of an iteration, by "word/name"."""
 
     def table(self, rows: Sequence[Sequence], iteration: int) -> None:
-        "Send COLUMNS of some responses."
+        "Send a few responses, a row of COLUMNS each."
 
     def shut(self) -> None:
-        "Write what is left."
+        "Write what is left: the run is over. Called only after `open`."
 
-    def on_iteration(self, trainer: Any, experience: Rollout, metrics: Metrics) -> None:
-        "An iteration is over: send its numbers, from the main process."
+    def on_iteration(self, trainer: RLHFTrainer, experience: Experience, metrics: Metrics) -> None:
+        "Send the numbers of an iteration, from the main process; first open, if need be."
         if not is_main():
             return
         iteration = int(metrics["iteration"] or 0)
@@ -80,7 +86,7 @@ class Tracker(Callback):
         if self.every and iteration % self.every == 0:
             self.table(some_texts(experience), iteration)
 
-    def _read_settings(self, trainer: Any) -> dict[str, Any]:
+    def _read_settings(self, trainer: RLHFTrainer) -> dict[str, Any]:
         "Those of the run's config.json; without it, the trainer's."
         path = self.run_dir / "config.json"
         if path.exists():
@@ -88,7 +94,7 @@ class Tracker(Callback):
         return json.loads(json.dumps(asdict(trainer.config), default=str))
 
     def close(self) -> None:
-        "The run is over, or breaks off here."
+        "Shut what is open: the run is over, or breaks off here. It may go on afterwards."
         if self.is_open:
             self.shut()
         self.is_open = False
@@ -98,7 +104,10 @@ COLUMNS = ("prompt", "text", "score")
 
 
 def some_texts(rollout: Rollout) -> list[tuple[str, str, float]]:  # at most 8, evenly spaced
-    "COLUMNS of a few responses; texts are whole, with their prompts."
+    """Take COLUMNS of at most 8 responses; texts are whole, with their prompts.
+
+    Without texts they are "". Raises ValueError for a rollout without scores.
+    """
     n = len(rollout)
     prompts = rollout.prompts or [""] * n
     texts = rollout.texts or [""] * n
@@ -108,7 +117,7 @@ def some_texts(rollout: Rollout) -> list[tuple[str, str, float]]:  # at most 8, 
 
 # %% ../../nbs/guides/trackers.ipynb #f78c638b
 class TensorBoard(Tracker):
-    "Event files in run_dir/tensorboard."
+    "Writes event files for TensorBoard, in run_dir/tensorboard."
 
     def open(self, iteration: int) -> None:
         "Begin a file; what an earlier one has from this iteration on is hidden."
@@ -118,13 +127,13 @@ class TensorBoard(Tracker):
         self.writer.add_text("settings", text_table(("setting", "value"), rows), iteration)
 
     def numbers(self, numbers: Mapping[str, float], iteration: int) -> None:
-        "A scalar for each number, written at once."
+        "Write a scalar for each number, at once."
         for name, number in numbers.items():
             self.writer.add_scalar(name, number, iteration)
         self.writer.flush()
 
     def table(self, rows: Sequence[Sequence], iteration: int) -> None:
-        "The texts as a table in Markdown."
+        "Write the texts as a table in Markdown."
         self.writer.add_text("samples", text_table(COLUMNS, rows), iteration)
 
     def shut(self) -> None:
@@ -133,7 +142,10 @@ class TensorBoard(Tracker):
 
 # %% ../../nbs/guides/trackers.ipynb #c209f5d4
 class WandB(Tracker):
-    "A run of Weights & Biases, on or offline as WANDB_MODE says; it keeps its id when it goes on."
+    """Sends a run to Weights & Biases, on or offline as WANDB_MODE says.
+
+    It keeps its id when it goes on.
+    """
 
     def open(self, iteration: int) -> None:
         "Begin the run, or go on with the one of the same id."
@@ -148,28 +160,28 @@ class WandB(Tracker):
         )
 
     def identity(self) -> str:
-        "The run's id, from run_dir/tracker.id, which is made if need be."
+        "Read the run's id from run_dir/tracker.id, which is made if need be."
         path = self.run_dir / "tracker.id"
         if not path.exists():
             path.write_text(uuid4().hex[:8], "utf-8")
         return path.read_text("utf-8").strip()
 
     def numbers(self, numbers: Mapping[str, float], iteration: int) -> None:
-        "One step of the run."
+        "Log the numbers as one step of the run."
         self.run.log(dict(numbers), step=iteration)
 
     def table(self, rows: Sequence[Sequence], iteration: int) -> None:
-        "The texts as a table of the run."
+        "Log the texts as a table of the run."
         table = self.module.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
         self.run.log({"samples": table}, step=iteration)
 
     def shut(self) -> None:
-        "Finish the run."
+        "Finish the run, which waits until everything is sent."
         self.run.finish()
 
 # %% ../../nbs/guides/trackers.ipynb #4931a8e4
 class Trackio(WandB):
-    "A run in trackio's database, under TRACKIO_DIR, by the same calls."
+    "Writes a run to trackio's database, under TRACKIO_DIR, by the same calls as W&B."
 
     def open(self, iteration: int) -> None:
         "Begin the run, or go on with the one of the same name."
@@ -194,6 +206,9 @@ TrackEvery = Annotated[int, Limit(0)]  # iterations between its tables of texts;
 
 # %% ../../nbs/guides/trackers.ipynb #101483d9
 def need_tracker(name: str) -> None:  # a key of TRACKERS
-    "Raises ValueError where its package is missing."
+    """Check that a tracker's package is installed.
+
+    Raises ValueError, saying how to install it, where it is not.
+    """
     if find_spec(name) is None:
         raise ValueError(f"--track {name} needs the package {name}: {install('trackers')}")

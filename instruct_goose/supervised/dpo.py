@@ -60,7 +60,11 @@ def prompts_and_responses(
     columns: Sequence[Mapping] | None = None,  # template arguments of each row
     name: str = "row {}",  # what an error calls row i
 ) -> list[PromptAndResponse]:
-    "Rendered rows, each divided behind its prompt, at the earliest behind its first token."
+    """Render rows, and divide each behind its prompt.
+
+    At the earliest behind its first token, which nothing predicts. Raises ValueError as
+    `Renderer.rows`.
+    """
     divided = []
     for row in Renderer(tokenizer).rows(prompts, answers, columns, name.format):
         start = max(1, row.answer_start)  # nothing predicts the first token
@@ -73,7 +77,10 @@ def row_logprobs(
     rows: Sequence[PromptAndResponse],
     pad_id: int = 0,
 ) -> Float[Tensor, "batch"]:  # nats
-    "log π(y|q) = Σₜ log π(yₜ|q, y₍₋ₜ₎) of each row's response, with gradient; dropout is off."
+    """Compute log π(y|q) = Σₜ log π(yₜ|q, y₍₋ₜ₎) of each row's response.
+
+    With gradient; dropout is off.
+    """
     prompts, responses = zip(*rows, strict=True)
     query_ids, query_mask = pad(prompts, pad_id, side="left")
     response_ids, response_mask = pad(responses, pad_id, side="right")
@@ -156,7 +163,7 @@ def mismatched_rows(
     rows: Sequence[PromptAndResponse],
     context: int | None,  # tokens; None: no limit
 ) -> list[PromptAndResponse]:
-    """Give each prompt the answer of the row before, as much of it as the context holds.
+    """Give each prompt the answer of the row before, as far as the context holds it.
 
     KTO estimates z from such pairs. Raises ValueError for a single row.
     """

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BatchLoss', 'Log', 'batches', 'batches_by_rows', 'batches_by_tokens', 'refuse_long_rows', 'fit_state', 'fit',
-           'clipped_gradient', 'adamw', 'load_fit_state']
+           'add_router_loss', 'clipped_gradient', 'adamw', 'load_fit_state']
 
 # %% ../../nbs/reference/supervised/fit.ipynb #fb3d1745
 import math
@@ -18,7 +18,8 @@ from torch import nn, Tensor
 from transformers import PreTrainedModel
 
 from ..config import cosine
-from ..core.checks import check_values, require_trainable, warn_of_lost_steps
+from ..core.checks import check_values
+from ..core.tensor_checks import require_trainable, warn_of_lost_steps
 from ..core.processes import ProgressBar
 from ..core.random import RandomState
 from instruct_goose.core.state import (
@@ -27,6 +28,7 @@ from instruct_goose.core.state import (
     State,
     warn_of_other_environment,
 )
+from ..models.experts import record_routers, router_coef
 from ..models.families import context_length
 from ..models.sharding import LearnerState
 
@@ -60,7 +62,10 @@ def batches_by_rows(
     batch_size: int,
     seed: int,
 ) -> Iterator[list[int]]:
-    "Use each row as often as any other: what is left of a shuffle begins the next batch."
+    """Yield `batch_size` row numbers at a time, each row as often as any other.
+
+    What is left of a shuffle begins the next batch. Without end.
+    """
     generator = torch.Generator().manual_seed(seed)
     waiting: list[int] = []
     while True:
@@ -97,7 +102,10 @@ def refuse_long_rows(
     model: PreTrainedModel,
     what: str = "text",  # what error messages call a row
 ) -> None:
-    "Raises ValueError naming the first row that is longer than the model's context."
+    """Check that every row fits into the model's context.
+
+    Raises ValueError naming the first row that is longer.
+    """
     context = context_length(model)
     if context is None:
         return
@@ -120,7 +128,10 @@ def fit_state(
     random_now: State,  # of `RandomState`, when the last update was done
     history: Sequence[Log],
 ) -> State:
-    "What the next update depends on, and the log so far."
+    """Collect what the next update of a supervised stage depends on, and its log.
+
+    The log is a column per name, in float64. Tensors are not copied.
+    """
     columns = {}
     for name in history[0]:
         if name != "step":
@@ -150,6 +161,7 @@ def fit(
     callback: Callable[[int, Log], None] | None = None,  # called after every update
     stage: StageStore | None = None,  # keeps the state; if it has one, the training goes on there
     generators: Mapping[str, torch.Generator] | None = None,  # that `loss_of` draws from
+    router_aux_loss_coef: float | None = None,  # of a mixture of experts; see `router_coef`
 ) -> list[Log]:  # step, loss, what `loss_of` adds, lr and grad_norm of every update
     """θ ← θ − η·AdamW(∇L), gradient norm clipped, η along a cosine.
 
@@ -160,6 +172,7 @@ def fit(
     if steps < 1 or not 0 < lr < math.inf:
         raise ValueError(f"steps is {steps} and lr {lr}: at least 1, and above 0 and finite")
     warmup = steps // 20 if warmup is None else warmup
+    loss_of = add_router_loss(loss_of, model, router_coef(model, router_aux_loss_coef))
     optimizer = adamw(model, lr, betas, weight_decay)
     generators = generators or {}
     history: list[Log] = []
@@ -177,7 +190,7 @@ def fit(
                 log = clipped_gradient(
                     optimizer, loss, lr_now, max_grad_norm, f"{desc}, step {step}"
                 )
-                with stage.update() if stage is not None else nullcontext():
+                with stage.moving_weights() if stage is not None else nullcontext():
                     for group in optimizer.param_groups:
                         group["lr"] = lr_now
                     optimizer.step()
@@ -185,7 +198,7 @@ def fit(
                     random_now = RandomState(generators).state_dict()
                     state = partial(fit_state, model, optimizer, random_now, history)
                     if stage is not None:
-                        stage.reached(step + 1, steps, state)
+                        stage.mark_reached(step + 1, steps, state)
                 bar.step(f"loss {log['loss']:.3f}")
                 if callback is not None:
                     callback(step, history[-1])
@@ -194,6 +207,30 @@ def fit(
     finally:
         model.train(was_training)
     return history
+
+# %% ../../nbs/reference/supervised/fit.ipynb #283cb653
+def add_router_loss(
+    loss_of: Callable[[list[int]], BatchLoss],
+    model: nn.Module,
+    coef: float,  # c; 0: there is nothing to add
+) -> Callable[[list[int]], BatchLoss]:
+    """Add c·(the auxiliary loss of the model's routers) to the loss of a batch.
+
+    The log has it as `router_aux_loss`, without c.
+    """
+    if coef == 0:
+        return loss_of
+
+    def with_routers(batch: list[int]) -> BatchLoss:
+        logged: Mapping[str, float] = {}
+        with record_routers(model) as routers:
+            loss = loss_of(batch)
+        if isinstance(loss, tuple):
+            loss, logged = loss
+        balance = routers.loss()
+        return loss + coef * balance, {**logged, "router_aux_loss": balance.item()}
+
+    return with_routers
 
 # %% ../../nbs/reference/supervised/fit.ipynb #a468a8d6
 def clipped_gradient(

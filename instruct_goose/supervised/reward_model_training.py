@@ -61,7 +61,7 @@ def scores_of(
     reward_model: RewardModel,
     rows: Sequence[Sequence[int]],  # token ids
 ) -> Float[Tensor, "rows"]:
-    "The reward model's score of each row, with gradient."
+    "Compute the reward model's score of each row, with gradient."
     ids, mask = pad(rows, padding_id(reward_model.tokenizer))
     device = next(reward_model.parameters()).device
     return reward_model(ids.to(device), mask.to(device))
@@ -71,8 +71,9 @@ def pair_accuracy(
     judge: RewardModel | Callable[[list[str]], Sequence[float] | Tensor],  # or any score of texts
     pairs: Sequence[dict | tuple],  # held out, as `train_reward_model` takes them
 ) -> float:  # between 0 and 1; ties count one half
-    """Mean of [r(chosen) > r(rejected)] + ½·[r(chosen) = r(rejected)] over held-out pairs.
+    """Count how often the chosen side of a held-out pair scores higher.
 
+    The mean of [r(chosen) > r(rejected)] + ½·[r(chosen) = r(rejected)].
     Pairs of messages need a reward model, which renders them.
     Raises ValueError if there is no pair, one prefers a text to itself, or the judge does not
     return a number for each text.

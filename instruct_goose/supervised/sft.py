@@ -64,10 +64,10 @@ def lm_loss(
     mask: Bool[Tensor, "batch time"],  # True at real tokens
     learn: Bool[Tensor, "batch time"] | None = None,  # True at tokens to be predicted; None: all
 ) -> Float[Tensor, ""]:  # nats per token
-    """−mean log π(xₜ | x₀…xₜ₋₁) over the tokens in `learn`, the first of a row excepted.
+    """Compute −mean log π(xₜ | x₀…xₜ₋₁) over the tokens in `learn`, with gradient.
 
-    Logits at t − 1 predict the token at t. Raises ValueError if there is nothing to learn, or
-    padding stands before a token.
+    The first token of a row is left out: logits at t − 1 predict the token at t. Raises ValueError
+    if there is nothing to learn, or padding stands before a token.
     """
     learn = mask[:, 1:] if learn is None else learn[:, 1:] & mask[:, 1:]
     if (mask[:, 1:] & ~mask[:, :-1]).any():
@@ -98,9 +98,10 @@ def train_lm(
     desc: str = "language model",
     **options,  # weight_decay, warmup, max_grad_norm, progress, callback, stage: see `fit`
 ) -> list[Log]:  # loss (nats per token), lr and grad_norm of every update
-    """min −mean log π(xₜ | x₀…xₜ₋₁), in place: pretraining and supervised fine-tuning alike.
+    """Teach a model to write given texts: min −mean log π(xₜ | x₀…xₜ₋₁), in place.
 
-    Raises ValueError as `lm_rows`, and for a text beyond the model's context.
+    Pretraining and supervised fine-tuning alike. Raises ValueError as `lm_rows` and `fit`, and for
+    a text beyond the model's context.
     """
     rows, prompt_lengths = lm_rows(texts, tokenizer, prompts)
     refuse_long_rows(rows, model)
@@ -121,7 +122,7 @@ def batch_loss(
     prompt_lengths: Sequence[int],  # leading tokens of each row that are not learnt
     pad_id: int,
 ) -> Float[Tensor, ""]:  # nats per token
-    "`lm_loss` of rows from `lm_rows`."
+    "Compute `lm_loss` of rows from `lm_rows`, on the model's device."
     ids, mask = pad(rows, pad_id)
     positions = torch.arange(ids.shape[1])
     learn = mask & (positions >= torch.tensor(prompt_lengths)[:, None])
@@ -129,7 +130,7 @@ def batch_loss(
 
 
 def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    "The pad token; without one the end token, since a mask tells padding from text."
+    "Choose the pad token, or without one the end token: a mask tells it from text."
     known: Any = tokenizer  # transformers does not declare these attributes
     return known.eos_token_id if known.pad_token_id is None else known.pad_token_id
 
@@ -142,9 +143,10 @@ def lm_nats(
     batch_size: int = 128,
     prompts: Sequence[str] | None = None,  # what each begins with, and is not counted
 ) -> float:  # nats per token, the end-of-text token among them
-    """−mean log π(xₜ | x₀…xₜ₋₁) over held-out texts; exp of it is the perplexity per token.
+    """Compute −mean log π(xₜ | x₀…xₜ₋₁) over held-out texts.
 
-    Raises ValueError if there is no text, or one is beyond the context.
+    exp of it is the perplexity per token. Dropout is off. Raises ValueError if there is no text, or
+    one is beyond the context.
     """
     rows, prompt_lengths = lm_rows(texts, tokenizer, prompts)
     refuse_long_rows(rows, model)

@@ -48,7 +48,7 @@ class ControlConfig(Settings):
     threads: Count = 1  # torch threads; networks this small gain nothing from two
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        "Settings that cannot be combined, each with the fix."
+        "Yield settings that cannot be combined, with what each must be."
         size = self.envs * self.steps
         if self.minibatches > size:
             yield "minibatches", f"at most {size}: an update has only {size} steps"
@@ -172,7 +172,7 @@ class ControlPolicy(nn.Module):
         generator: torch.Generator | None = None,  # its own random numbers
         greedy: bool = False,  # the likeliest action
     ) -> Tensor:  # (batch,) choices, or (batch, action) numbers
-        "Draw actions, or take the likeliest."
+        "Draw actions for a batch of states, or take the likeliest. No gradient."
         out = self.actor(states)
         if self.log_std is None:
             if greedy:
@@ -187,7 +187,10 @@ class ControlPolicy(nn.Module):
         states: Float[Tensor, "batch state"],
         actions: Tensor,  # as sampled, not clipped
     ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"], Float[Tensor, "batch"]]:
-        "Compute log-probabilities, entropy and values, as Agent.evaluate does for tokens."
+        """Compute log-probabilities, entropy and values, as `Agent.evaluate` for tokens.
+
+        In nats, with gradient; of numbers the log-density and the differential entropy.
+        """
         out = self.actor(states)
         values = self.critic(states)[:, 0]
         if self.log_std is None:
@@ -203,7 +206,10 @@ def evaluate(
     seed: int = 0,  # of the beginnings
     greedy: bool = True,  # the likeliest action; False: sample, as in training
 ) -> Float[Tensor, "episodes"]:  # the return of each
-    "Run whole episodes, from beginnings that training has not seen."
+    """Run whole episodes, from beginnings that training has not seen.
+
+    Raises ImportError without gymnasium.
+    """
     fresh = stage_seed(seed, "evaluation")
     envs = Environments(env_id, episodes, fresh)
     generator = torch.Generator().manual_seed(fresh)
@@ -235,7 +241,10 @@ def collect(
     steps: int,  # of each copy
     generator: torch.Generator | None = None,  # the actions' random numbers
 ) -> Steps:
-    "Let the policy act, without gradient. The environments go on from where they were."
+    """Let the policy act in all environments, without gradient.
+
+    They go on from where they were.
+    """
     rows = []
     for _ in range(steps):
         states = envs.states
@@ -249,10 +258,10 @@ def collect(
 def segment_mask(
     ended: Bool[Tensor, "env time"],  # True at the last step of an episode
 ) -> Bool[Tensor, "segment length"]:
-    """Cut every row behind each episode and at its end: one row per piece, True for its steps.
+    """Cut every row behind each episode and at its end: a row per piece.
 
-    The Trues, row by row, are the steps in their order; so `out[mask] = x.flatten()` packs and
-    `out[mask]` unpacks.
+    True for the steps of the piece. The Trues, row by row, are the steps in their order; so
+    `out[mask] = x.flatten()` packs and `out[mask]` unpacks.
     """
     last = ended.clone()
     last[:, -1] = True
@@ -290,7 +299,7 @@ def weigh(
     steps: Steps,  # collected by this policy, as it is now
     config: ControlConfig,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # (env, time) each
-    """Compute old log-probabilities, values, advantages and returns of collected steps.
+    """Compute old log-probabilities, values, advantages and returns of given steps.
 
     They have no gradient, and the advantages are not whitened.
     """
@@ -318,7 +327,11 @@ def update(
     config: ControlConfig,
     generator: torch.Generator | None = None,  # shuffles
 ) -> dict[str, float]:  # means over the minibatches
-    "Minimise `ppo_loss` in some passes over the collected steps; each step is a row of length 1."
+    """Minimise `ppo_loss` in some passes over the collected steps.
+
+    Each step is a row of length 1; the advantages are whitened. Returns the means of the loss's
+    parts, and explained_variance before the update.
+    """
     old_logprobs, values, advantages, returns = weigh(policy, steps, config)
     every = torch.ones_like(values, dtype=torch.bool)
     explained = explained_variance(values, returns, every)

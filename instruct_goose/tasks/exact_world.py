@@ -60,7 +60,7 @@ PROMPTS = ("good", "bad so", "so bad good")  # one, two and three tokens; none b
 
 
 def make_tokenizer():
-    "One id per word, nothing unknown, and no token that a response could not hold."
+    "Make a tokenizer with one id per word, each of which a response can hold."
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -80,7 +80,10 @@ def tiny_policy(
     kind: Literal["absolute", "rotary"],  # GPT-2's learnt positions, or Llama's
     seed: int = 1,
 ) -> PreTrainedModel:  # two layers, 32 wide
-    "A transformer that has learnt nothing. Its weights are large enough for it to have opinions."
+    """Make a transformer that has learnt nothing, the same for the same seed.
+
+    Its weights are large enough for it to have opinions. torch's generator stays as it is.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     shared: dict[str, Any] = dict(
@@ -117,7 +120,10 @@ def tiny_policy(
 # %% ../../nbs/learn/20_exact_world.ipynb #0ce50d99
 @dataclass(frozen=True)
 class World:
-    "All that can be said, and what it is worth. P prompts, N responses of T tokens at most."
+    """All that can be said, and what it is worth.
+
+    P prompts, N responses of T tokens at most.
+    """
 
     tokenizer: Any  # see `make_tokenizer`
     reference: PreTrainedModel  # π_ref, frozen
@@ -131,12 +137,15 @@ class World:
         return ids.repeat_interleave(copies, 0), mask.repeat_interleave(copies, 0)
 
     def texts(self) -> list[list[str]]:
-        "Prompt and response as text, as a reward function is given them."
+        "Prompt and response as text, as a reward function is given them, (P, N)."
         rows = [" ".join(WORDS[a] for a in row if a) for row in self.response_ids.tolist()]
         return [[f"{prompt} {row}".strip() for row in rows] for prompt in PROMPTS]
 
     def reward_fn(self, texts: list[str]) -> list[float]:
-        "The table, looked up."
+        """Look up the reward of each text.
+
+        Raises KeyError for a text that is no prompt with a response.
+        """
         table = {}
         for row, rewards in zip(self.texts(), self.rewards.tolist()):
             table.update(zip(row, rewards))
@@ -148,7 +157,10 @@ def enumerate_logprobs(
     world: World,
     side: str = "left",  # where the prompts are padded
 ) -> Float[Tensor, "prompt response time"]:  # 0 at padding; gradients flow
-    "log π(aₜ|sₜ) of every token of every response to every prompt, by the library's own forward."
+    """Compute log π(aₜ|sₜ) of every token of every response to every prompt.
+
+    By the library's own forward pass.
+    """
     n = len(world.response_ids)
     query_ids, query_mask = world.queries(side, copies=n)
     response_ids = world.response_ids.repeat(len(PROMPTS), 1)
@@ -194,7 +206,7 @@ def objective(
     rewards: Float[Tensor, "prompt response"],
     beta: int | float,  # price of a nat
 ) -> Float[Tensor, ""]:
-    "J = E_q Σ_r π(r|q)·[R(q, r) − β·(log π(r|q) − log π_ref(r|q))], all terms of it."
+    "J = E_q Σ_r π(r|q)·[R(q, r) − β·(log π(r|q) − log π_ref(r|q))], all terms."
     return (logprobs.exp() * (rewards - beta * (logprobs - ref_logprobs))).sum(-1).mean()
 
 
@@ -203,7 +215,7 @@ def optimum(
     rewards: Float[Tensor, "prompt response"],
     beta: int | float,  # price of a nat, above 0
 ) -> Float[Tensor, "prompt response"]:  # log-probabilities
-    "log π*(r|q) = log π_ref(r|q) + R(q, r)/β − log Z(q)."
+    "log π*(r|q) = log π_ref(r|q) + R(q, r)/β − log Z(q): what maximises `objective`."
     return (ref_logprobs + rewards / beta).log_softmax(-1)
 
 
@@ -211,12 +223,18 @@ def total_variation(
     logprobs: Float[Tensor, "prompt response"],
     other: Float[Tensor, "prompt response"],
 ) -> float:  # from 0 to 1, mean over the prompts
-    "½ Σ_r |π(r|q) − π'(r|q)|: the largest difference in the probability of any event."
+    """½ Σ_r |π(r|q) − π'(r|q)|: the largest difference of any event's probability.
+
+    Both are log-probabilities.
+    """
     return ((logprobs.exp() - other.exp()).abs().sum(-1) / 2).mean().item()
 
 # %% ../../nbs/learn/20_exact_world.ipynb #3d3056a1
 def states(world: World) -> Int[Tensor, "response time"]:
-    "Number the beginnings of responses: which state each token was said in; 0 at padding."
+    """Number the beginnings of responses: which state each token was said in.
+
+    0 is the empty beginning, and stands at padding too.
+    """
     numbers: dict[tuple[int, ...], int] = {}
     rows = []
     for row, mask in zip(world.response_ids.tolist(), world.mask.tolist(), strict=True):
@@ -231,7 +249,7 @@ def as_table(
     logprobs: Float[Tensor, "prompt response time"],  # from `enumerate_logprobs`
     world: World,
 ) -> Float[Tensor, "prompt state vocab"]:  # float64
-    "Write a policy as a table of next-token log-probabilities, one row for each state."
+    "Write a policy as a table of next-token log-probabilities, a row for each state."
     state = states(world)
     table = torch.zeros(len(PROMPTS), int(state.max()) + 1, len(WORDS), dtype=torch.float64)
     real = world.mask
@@ -243,7 +261,7 @@ def table_logprobs(
     logits: Float[Tensor, "prompt state vocab"],
     world: World,
 ) -> Float[Tensor, "prompt response time"]:  # 0 at padding
-    "Compute log π(aₜ|sₜ) of a policy that is a table: one row of logits for each state."
+    "Compute log π(aₜ|sₜ) of a policy that is a table of logits, a row per state."
     picked = logits.log_softmax(-1)[:, states(world), world.response_ids]
     return torch.where(world.mask, picked, 0.0)
 
@@ -252,7 +270,10 @@ def flat_gradient(
     scalar: Float[Tensor, ""],
     model: nn.Module,
 ) -> Float[Tensor, "parameters"]:  # the whole gradient as one vector
-    "Compute ∂ scalar/∂θ for all parameters of the model; 0 for those that do not matter."
+    """Compute ∂ scalar/∂θ for all parameters of the model as one vector.
+
+    0 for parameters that do not matter.
+    """
     parts = torch.autograd.grad(
         scalar, list(model.parameters()), retain_graph=True, materialize_grads=True
     )
@@ -292,7 +313,10 @@ def sampled_gradient(
     copies: int,  # responses to each prompt
     side: str = "left",  # where the prompts are padded
 ) -> Float[Tensor, "parameters"]:
-    "Compute the gradient of `compute_loss` for responses that the trainer samples."
+    """Compute the gradient of `compute_loss` for responses that the trainer samples.
+
+    `copies` of them to each prompt, which group_size divides.
+    """
     query_ids, query_mask = world.queries(side, copies // trainer.config.group_size)
     sampled = trainer.rollout({"query_ids": query_ids, "query_mask": query_mask})
     rollout = trainer.score(sampled, world.reward_fn)
@@ -316,10 +340,10 @@ def expected_loss(
     gradient: str = "plain",  # "plain", "ratio" or "straight_through", as in RLHFConfig
     weights: Float[Tensor, "prompt response"] | None = None,  # besides each one's probability
 ) -> Float[Tensor, ""]:
-    """E_q Σ_r π_old(r|q)·w·Σₜ [policy_loss + kl_in_loss]: the library's loss, on policy.
+    """E_q Σ_r π_old(r|q)·w·Σₜ [policy_loss + kl_in_loss]: the loss, on policy.
 
-    It is summed over each response and averaged over everything that can be sampled. The
-    probabilities of the average have no gradient.
+    By the library's own functions, summed over each response and averaged over everything that can
+    be sampled. The probabilities of the average have no gradient.
     """
     prompts, _, width = logprobs.shape
     new = logprobs.reshape(-1, width)
@@ -342,9 +366,10 @@ def exact_config(
     beta: int | float,  # KL coefficient, in standard deviations of the reward per nat
     **overrides: Any,  # other settings
 ) -> RLHFConfig:
-    """Set a preset up for the exact world: KL in the reward, a learning rate that falls to 0.
+    """Set a preset up for the exact world.
 
-    Every prompt is answered equally often. Raises ValueError as RLHFConfig does.
+    The KL is in the reward, and the learning rate falls to 0. Every prompt is answered equally
+    often. Raises ValueError as RLHFConfig does.
     """
     defaults: dict[str, Any] = dict(
         steps=200,
@@ -471,9 +496,10 @@ def converge_dpo(
     steps: int = 300,
     lr: float = 2e-3,  # the highest, under a cosine
 ) -> dict[str, Any]:  # logprobs, tv and cpu_seconds, as `converge`; tv only at the end
-    """Train by DPO on every pair of responses, labelled with its Bradley–Terry probability.
+    """Train by DPO on every pair of responses.
 
-    `train_dpo` would add an end to every response; here three words are complete without one.
+    Labelled with its Bradley–Terry probability. `train_dpo` would add an end to every response;
+    here three words are complete without one.
     """
     policy = copy.deepcopy(world.reference).requires_grad_()
     start = time.process_time()

@@ -122,7 +122,10 @@ _SLOT = re.compile(r"\{(a )?(-)?(\w+)\}")  # with its article? in the opposite m
 
 
 def article(word: str) -> str:
-    "The article that the first *sound* of the word asks for: an honest plot, a useless plot."
+    """Choose the article that the first sound of a word asks for.
+
+    As in an honest plot, a useless plot.
+    """
     vowel = word[0] in "aeiou" and word not in ("useful", "useless")
     return "an" if vowel or word in ("honest", "honorable") else "a"
 
@@ -160,7 +163,7 @@ def write_reviews(n: int, seed: int | str = 0) -> list[str]:  # words and full s
 
 # %% ../../nbs/guides/film_reviews.ipynb #886b1212
 def vocabulary() -> list[str]:
-    "Every word of the grammar, sorted, the full stop included."
+    "Collect every word of the grammar, sorted, the full stop among them."
     words = {"a", "an"}
     for template in TEMPLATES:
         words.update(_SLOT.sub(" ", template).split())
@@ -195,12 +198,18 @@ def _rated() -> dict[str, tuple[int, ...]]:
 
 # %% ../../nbs/guides/film_reviews.ipynb #01b69979
 def rated_words(text: str) -> list[str]:  # in order, repeats kept
-    "The words of a review that carry a human rating. Only words of the grammar count."
+    """Take the words of a review that carry a human rating.
+
+    Only words of the grammar count.
+    """
     return [word for word in text.split() if word in _rated()]
 
 
 def human_score(texts: Iterable[str]) -> list[float]:  # in [−4, 4]; 0 without a rated word
-    "(1/n) Σᵢ (mean rating of rated word i) of each text. Raises TypeError for one string."
+    """Score each text by (1/n) Σᵢ (mean rating of rated word i).
+
+    Raises TypeError for one string.
+    """
     scores = []
     for text in _texts(texts):
         scores.append(_mean(_mean(_rated()[word]) for word in rated_words(text)))
@@ -257,7 +266,10 @@ def distinct_2(texts: Iterable[str]) -> float:  # in [0, 1]; 0 without a bigram
 
 # %% ../../nbs/guides/film_reviews.ipynb #36f8ebb3
 def rater_score(text: str, rng: random.Random) -> float:  # in [−4, 4]
-    "What a reader might answer: the mean over the rated words of one drawn rater's score each."
+    """Say what a reader might answer: the mean of a drawn rater per rated word.
+
+    0 without such a word.
+    """
     return _mean(rng.choice(_rated()[word]) for word in rated_words(text))
 
 # %% ../../nbs/guides/film_reviews.ipynb #2b46e223
@@ -291,7 +303,10 @@ def rater_pairs(
 
 # %% ../../nbs/guides/film_reviews.ipynb #1deb65e6
 def pair_ceiling(pairs: Sequence[dict[str, str]]) -> float:  # ties count one half
-    "How often the mean of all ten ratings agrees with the drawn raters: a reward model's ceiling."
+    """Count how often the mean of all ten ratings agrees with the drawn raters.
+
+    No reward model can be expected to do better.
+    """
     chosen = human_score(pair["chosen"] for pair in pairs)
     rejected = human_score(pair["rejected"] for pair in pairs)
     points = []

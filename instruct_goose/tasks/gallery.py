@@ -70,7 +70,10 @@ def replaced(
 # %% ../../nbs/learn/22_bug_hunt.ipynb #ceef73c0
 @dataclass(frozen=True)
 class Bug:
-    "A mistake, put into a trainer that works."
+    """A mistake, put into a trainer that works.
+
+    In the trainer's class, in the library, or in the settings.
+    """
 
     findings: tuple[str, ...] = ()  # what the doctor says, at least; empty: nothing
     trainer: type[RLHFTrainer] = RLHFTrainer  # with the mistake in one step
@@ -81,7 +84,10 @@ class Bug:
 def with_scores(
     change: Callable[[Float[Tensor, "batch"], Rollout], Float[Tensor, "batch"]],
 ) -> type[RLHFTrainer]:
-    "Make a trainer class with other scores than those of its reward function."
+    """Make a trainer class with other scores than those of its reward function.
+
+    `change(scores, rollout)` returns them.
+    """
 
     class Scored(RLHFTrainer):
         def judge(self, rollout, reward_fn, kind="text"):
@@ -130,7 +136,10 @@ def columns(mask: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
 
 
 def left_padded(model: PreTrainedModel, mask: Bool[Tensor, "batch time"]) -> dict:
-    "Leave position ids out of the policy's forward on left-padded rows; the reference is spared."
+    """Leave position ids out of the policy's forward on left-padded rows.
+
+    The reference is spared. In the place of `forward_options`.
+    """
     options = _options(model, mask)
     if next(model.parameters()).requires_grad:
         options["position_ids"] = position_ids(mask) + (~mask).sum(-1, keepdim=True)
@@ -151,9 +160,9 @@ class DropoutOn(RLHFTrainer):
 class OldAfterTheStep(RLHFTrainer):
     "log π_old is computed again for every minibatch."
 
-    def update(self, batch: Experience, first: bool = False):
+    def update(self, batch: Experience, is_first: bool = False):
         batch.old_logprobs = self.evaluate_policy(batch).logprobs.detach()
-        return super().update(batch, first)
+        return super().update(batch, is_first)
 
 
 class OldWithGradient(OldAfterTheStep):
@@ -252,7 +261,10 @@ class OnePrompt(RLHFTrainer):
 
 
 class PermutedTokenizer(RLHFTrainer):
-    "The same words, in another order than the model learnt them; special tokens are spared."
+    """The same words, in another order than the model learnt them.
+
+    Special tokens are spared.
+    """
 
     def __init__(self, *args: Any, tokenizer: PreTrainedTokenizerBase, **kwargs: Any):
         special = tokenizer.all_special_tokens
@@ -449,7 +461,7 @@ HEALTHY: dict[str, dict[str, Any]] = {  # settings of runs without a bug
 def only_measure(
     eps: float, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, what: str
 ) -> Float[Tensor, ""]:
-    "Compute max|ratio − 1|, without an error where it is large."
+    "Compute max|ratio − 1| in the place of `check_ratio`, without its error."
     return (probability_ratio(logprobs, old_logprobs, mask) - 1).abs().max()
 
 
@@ -470,7 +482,10 @@ def train_with(
     guards: bool = True,  # leave the library's own checks on
     **overrides: Any,  # other settings
 ) -> list[dict]:  # metrics, one dictionary per iteration
-    "Train with a bug. Raises whatever the guards raise."
+    """Train with a bug, on one thread.
+
+    Raises whatever the guards raise.
+    """
     settings: dict[str, Any] = {"recheck_every": 1, **bug.settings, "seed": seed} | overrides
     config = gallery_config(**settings)
     value_model = "copy" if config.advantage == "gae" else None
@@ -488,7 +503,10 @@ def run_bug(
     guards: bool = False,  # leave the library's own checks on: they stop some of the bugs
     **overrides: Any,  # other settings
 ) -> list[dict]:  # metrics, one dictionary per iteration
-    "Train with one mistake. Raises ValueError for an unknown name, and whatever the guards raise."
+    """Train with one mistake, by its name.
+
+    Raises ValueError for an unknown name, and whatever the guards raise, where they are on.
+    """
     if name not in BUGS:
         raise ValueError(f"no bug is called {name!r}: choose one of {', '.join(BUGS)}")
     return train_with(BUGS[name], world, seed, guards, **overrides)
@@ -500,7 +518,10 @@ def run_healthy(
     seed: int = 0,
     **overrides: Any,  # other settings
 ) -> list[dict]:  # metrics, one dictionary per iteration
-    "Train without a mistake. Raises ValueError for an unknown name."
+    """Train without a mistake, by the name of its settings.
+
+    Raises ValueError for an unknown name.
+    """
     if name not in HEALTHY:
         raise ValueError(f"no healthy run is called {name!r}: choose one of {', '.join(HEALTHY)}")
     return train_with(Bug(), world, seed, **HEALTHY[name] | overrides)
@@ -511,7 +532,10 @@ def stopped_by(
     world: World,
     seed: int = 0,
 ) -> str | None:  # the message; None: no guard objects
-    "Try one iteration with the library's guards on: the message of the one that stops it."
+    """Try one iteration with the library's guards on.
+
+    Returns the message of the one that stops it.
+    """
     try:
         run_bug(name, world, seed, guards=True, steps=1)
     except (ValueError, FloatingPointError) as refusal:
@@ -543,9 +567,10 @@ def padding_effect(
     world: World,
     columns: int = 3,  # of padding to add on the right
 ) -> float:  # max |difference| of the advantages of real tokens
-    """Measure what more padding changes in the advantages of one rollout: it should be nothing.
+    """Measure what more padding changes in the advantages of one rollout: nothing.
 
-    The value head gets random weights: with weights of 0, wrong reads would not show.
+    At least it should. The value head gets random weights: with weights of 0, wrong reads would not
+    show.
     """
     bug = BUGS[name] if name else Bug()
     agent = Agent(copy.deepcopy(world.lm), value_model="copy")

@@ -24,7 +24,7 @@ def poisoned(
     fill: float,
     token: int = 0,  # in the padding of every float, of every id
 ) -> Rollout:  # a copy
-    "The same responses, with something else in every padded slot of every tensor."
+    "Copy a rollout, with something else in every padded slot of every tensor."
     padding = {"query_ids": rollout.query_mask, "response_ids": rollout.attention_mask}
 
     def spoil(name: str, x: Tensor) -> Tensor:
@@ -45,7 +45,10 @@ def outcome(
     disturb: Callable[[Rollout], Rollout] = lambda r: r,  # before each step of the trainer
     rows: Sequence[int] | Tensor | slice = slice(None),  # in which order to report the rows
 ) -> dict[str, Tensor]:
-    "All that a trainer makes of a rollout: real tokens, metrics, the last gradient, new weights."
+    """Collect all that a trainer makes of a rollout, by name.
+
+    Columns at real tokens, metrics, the last gradient, and the new weights.
+    """
     notes = trainer.annotate(disturb(replace(rollout)))
     experience = trainer.advantages(disturb(replace(rollout)), notes)
     experience = cast(Experience, disturb(experience))
@@ -73,7 +76,10 @@ def difference(
     one: dict[str, Tensor],  # an `outcome`
     other: dict[str, Tensor],
 ) -> tuple[float, str]:  # the largest, inf if one is NaN and the other is not; and where it is
-    "max |x − y| over all numbers of two outcomes. Raises ValueError if names or shapes differ."
+    """max |x − y| over all numbers of two outcomes.
+
+    Raises ValueError if names or shapes differ.
+    """
     if one.keys() != other.keys():
         raise ValueError(f"only one of them has {sorted(one.keys() ^ other.keys())}")
     worst = 0.0, "nowhere"
@@ -92,7 +98,7 @@ def slots(
     side: str,  # of the padding: "left", "right", or "scattered" among the tokens
     extra: int = 0,  # columns of padding more
 ) -> Tensor:
-    "Make another mask for the same rows: as many True in each."
+    "Make another mask for the same rows: as many True in each, (B, T + extra)."
     lengths = mask.sum(-1, keepdim=True)
     width = mask.shape[1] + extra
     column = torch.arange(width)
@@ -120,8 +126,10 @@ def relaid(
         if not torch.is_tensor(x) or x.ndim != 2:
             continue
         if column.name in ("query_ids", "query_mask"):
-            old, new = rollout.query_mask, query_mask
+            old = rollout.query_mask
+            new = query_mask
         else:
-            old, new = rollout.attention_mask, response_mask
+            old = rollout.attention_mask
+            new = response_mask
         moved[column.name] = x.new_zeros(new.shape).masked_scatter(new, x[old])
     return replace(rollout, **moved)

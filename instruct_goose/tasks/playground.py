@@ -51,7 +51,10 @@ LONGEST = 16  # tokens of a response at most
 def encode(
     texts: Sequence[str],  # words of the grammar, separated by spaces
 ) -> Int[Tensor, "batch time"]:  # each ends with <end>; padded with <end>
-    "Turn texts into ids. Raises KeyError for a word that the grammar lacks."
+    """Turn texts into ids.
+
+    Raises KeyError for a word that the grammar lacks.
+    """
     index = {word: i for i, word in enumerate(WORDS)}
     rows = [[*(index[word] for word in text.split()), END] for text in texts]
     width = max(map(len, rows))
@@ -79,7 +82,10 @@ def contexts(
 
 
 class FeedForwardLM(nn.Module):
-    "h = tanh(W₁[e₁…e₅] + b₁), logits z = W₂h + b₂, value V = w·h + b. Bengio et al. (2003)."
+    """A language model and critic that read five words. Bengio et al. (2003).
+
+    h = tanh(W₁[e₁…e₅] + b₁), logits z = W₂h + b₂, value V = w·h + b. V is 0 at first.
+    """
 
     def __init__(self, embedding: int = 16, hidden: int = 64):
         super().__init__()
@@ -104,7 +110,10 @@ def train_policy(
     reviews: int = 20_000,  # sentences to learn from
     steps: int = 1500,  # updates of 64 sentences
 ) -> FeedForwardLM:
-    "Fine-tune on the grammar's reviews: L = −mean log π(aₜ|sₜ)."
+    """Teach a new model the grammar's reviews: L = −mean log π(aₜ|sₜ).
+
+    torch's generator stays as it is.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         policy = FeedForwardLM()
@@ -131,7 +140,7 @@ def count_words(
 
 
 class WordCountReward(NamedTuple):
-    "r(x) = b + Σ_w u_w·n_w(x)."
+    "A reward that counts words: r(x) = b + Σ_w u_w·n_w(x)."
 
     weights: Float[Tensor, "vocab"]  # u, float64
     bias: float  # b
@@ -175,7 +184,10 @@ def train_reward(
 
 # %% ../../nbs/guides/playground.ipynb #c5e9d0d2
 class Splitmix32:
-    "xₙ = mix(seed + n·0x9E3779B9)/2³², n = 1, 2, …; mix is two rounds of xor-shift and multiply."
+    """A random generator of 32 bits that the page's script has too.
+
+    xₙ = mix(seed + n·0x9E3779B9)/2³², n = 1, 2, …; mix is two rounds of xor-shift and multiply.
+    """
 
     def __init__(self, seed: int):
         self.state = seed & 0xFFFFFFFF
@@ -217,7 +229,9 @@ def sample(
     "Sample aₜ ~ π(·|sₜ) until <end>, at most 16 tokens."
     ids = torch.zeros(n, LONGEST, dtype=torch.long)
     alive = torch.ones(n, dtype=torch.bool)
-    masks, logprobs, values = [], [], []
+    masks = []
+    logprobs = []
+    values = []
     for t in range(LONGEST):
         logits, value = policy(contexts(ids[:, : t + 1])[:, -1])
         every_logprob = log_softmax(logits, temperature)
@@ -298,7 +312,7 @@ def update(
     returns: Float[Tensor, "batch time"] | None,  # None: no critic
     settings: PlaygroundSettings,
 ) -> tuple[float, float]:  # loss, gradient norm
-    "Take one step of Adam on the loss of a minibatch."
+    "Take one step of Adam on the loss of a minibatch, which are the given rows."
     algorithm = ALGORITHMS[settings.algorithm]
     mask = responses.mask[rows]
     logprobs, values, entropies = read(policy, responses.ids[rows], settings.temperature)
@@ -335,7 +349,7 @@ def train(
     settings: PlaygroundSettings,
     iterations: int,
 ) -> Iterator[Iteration]:
-    "Train as the page does, and yield what each iteration computed."
+    "Train as the page does, in place, and yield what each iteration computed."
     algorithm = ALGORITHMS[settings.algorithm]
     generator = Splitmix32(settings.seed)
     optimizer = torch.optim.Adam(policy.parameters(), settings.lr)
@@ -359,7 +373,8 @@ def train(
         )
         if algorithm["whiten_advantages"]:
             advantages = whiten(advantages, mask)
-        losses, norms = [], []
+        losses = []
+        norms = []
         for _ in range(settings.epochs):
             order = generator.permutation(settings.batch_size)
             for start in range(0, settings.batch_size, minibatch_size):
@@ -404,7 +419,10 @@ def write_start(
     policy: FeedForwardLM,  # after SFT
     reward: WordCountReward,
 ) -> None:
-    "Write the page's data as JSON: words, grammar, mean ratings, reward model, float16 weights."
+    """Write the page's data as JSON.
+
+    Words, grammar, mean ratings, the reward model, and the policy's weights in float16.
+    """
     mean_ratings = {}
     for groups in (POSITIVE, NEGATIVE):
         for words in groups.values():
@@ -431,7 +449,10 @@ def write_start(
 def read_start(
     path: str | Path,
 ) -> tuple[FeedForwardLM, WordCountReward]:  # float32; .double() is exact
-    "Read policy and reward model of the page's start. Raises ValueError for another vocabulary."
+    """Read policy and reward model of the page's start.
+
+    Raises ValueError for another vocabulary.
+    """
     start = json.loads(Path(path).read_text("utf-8"))
     if tuple(start["words"]) != WORDS:
         raise ValueError(f"{path} was made for another vocabulary: make it again")

@@ -88,7 +88,10 @@ def policy_at(
     text: str = "",  # what has been said so far, the prompt included
     temperature: int | float = 1.0,
 ) -> dict[str, float]:  # the probability of each action
-    "π(a|s), from a forward pass of this one text, without padding."
+    """Compute π(a|s) of each action after a text.
+
+    From a forward pass of this one text, without padding or gradient.
+    """
     ids = torch.tensor([tokenizer(text).input_ids], device=next(model.parameters()).device)
     with eval_mode(model):
         logits = model(input_ids=ids).logits[0, -1]
@@ -103,7 +106,7 @@ def values_at(
     response: Sequence[str],
     prompt: str = "",  # actions, after that text
 ) -> list[float]:  # one per action
-    "V(sₜ) of the state before each action of a response."
+    "Compute V(sₜ) of the state before each action of a response."
     device = next(agent.parameters()).device
     query_ids = torch.tensor([tokenizer(prompt).input_ids], device=device)
     query_mask = torch.ones_like(query_ids, dtype=torch.bool)
@@ -116,7 +119,7 @@ FROZEN = 1e-9  # a learning rate that changes nothing in 60 steps
 
 
 class Missing(Exception):
-    "A part of the interface that the trainer does not have."
+    "The trainer does not have a part of the interface that a probe needs."
 
 # %% ../../nbs/learn/21_probes.ipynb #fa196476
 def trained(
@@ -167,6 +170,7 @@ class Number(NamedTuple):
 
     @property
     def is_right(self) -> bool:  # NaN is not
+        "Is the measured number within the tolerance? NaN is not."
         return abs(self.measured - self.expected) <= self.tolerance
 
 
@@ -207,7 +211,10 @@ def value_head(make_trainer: Callable, seed: int = 0) -> Numbers:
 
 # %% ../../nbs/learn/21_probes.ipynb #abec53d3
 def advantage_sign(make_trainer: Callable, seed: int = 0) -> Numbers:
-    "π(a) leaves ¼ for 1: one word, −1 for a and −2 for anything else."
+    """π(a) leaves ¼ for 1, where every score is negative.
+
+    One word, −1 for a and −2 for anything else.
+    """
 
     def reward(texts: list[str]) -> list[float]:
         return [-1.0 if t == "a" else -2.0 for t in texts]
@@ -276,7 +283,10 @@ def credit(make_trainer: Callable, seed: int = 0) -> Numbers:
 
 # %% ../../nbs/learn/21_probes.ipynb #0154885d
 def eos(make_trainer: Callable, seed: int = 0) -> Numbers:
-    "π(end) is 0, 0, then 1: up to four tokens, 1 for exactly two words."
+    """π(end) is 0 after no word and after one, and 1 after two.
+
+    Up to four tokens, 1 for exactly two words.
+    """
 
     def reward(texts: list[str]) -> list[float]:
         return [float(len(t.split()) == 2) for t in texts]
@@ -297,7 +307,7 @@ REWARDS = (2.0, 1.0, 0.0, -1.0)
 
 
 def optimum(beta: int | float) -> torch.Tensor:
-    "π*(a) ∝ π_ref(a) e^{r(a)/β} of the four actions."
+    "Compute π*(a) ∝ π_ref(a)·e^(r(a)/β) of the four actions."
     return (torch.tensor(REFERENCE).log() + torch.tensor(REWARDS) / beta).softmax(-1)
 
 
@@ -308,7 +318,10 @@ def near_optimum(
     tau: float = 1.0,  # temperature
     **settings,  # of RLHFConfig
 ) -> tuple[Numbers, Any]:  # π(a) and the distance from π*; what train returned
-    "Train one token with the rewards of the table, and compare with π*."
+    """Train one token with REWARDS, and compare with π*.
+
+    Returns Numbers, and what train returned.
+    """
     table: dict[str, float] = dict(zip(ACTIONS, REWARDS))
 
     def reward(texts: list[str]) -> list[float]:
@@ -339,7 +352,10 @@ def near_optimum(
 
 # %% ../../nbs/learn/21_probes.ipynb #fa877233
 def kl(make_trainer: Callable, seed: int = 0) -> Numbers:
-    "π = π* ∝ π_ref e^{r/β} for one token: for β = 1 half-way, for β = 50 at the reference."
+    """π = π* ∝ π_ref·e^(r/β) for one token.
+
+    For β = 1 that is half-way, for β = 50 at the reference.
+    """
     half_way, _ = near_optimum(make_trainer, "β=1", 1, steps=30, lr=0.02, seed=seed)
     at_reference, _ = near_optimum(make_trainer, "β=50", 50, steps=22, lr=0.02, seed=seed)
     return half_way | at_reference
@@ -349,7 +365,7 @@ ANSWERS = {"a": "a", "b b": "c", "a a a": "b"}  # prompts of different lengths
 
 
 def rows(make_trainer: Callable, seed: int = 0) -> Numbers:
-    "Three prompts, each with its own right word."
+    "Each of three prompts, of different lengths, gets its own right word."
     right = {f"{prompt} {answer}" for prompt, answer in ANSWERS.items()}
 
     def reward(texts: list[str]) -> list[float]:
@@ -515,7 +531,7 @@ def run_probes(
 
 # %% ../../nbs/learn/21_probes.ipynb #dd4fd63b
 def ignoring(**settings: object) -> type[RLHFTrainer]:
-    "Make a trainer class that replaces the settings it is given by these."
+    "Make a trainer class that replaces settings it is given by these."
 
     class Deaf(RLHFTrainer):
         def __init__(self, model, ref_model=None, config=None, **options):
@@ -528,7 +544,10 @@ def ignoring(**settings: object) -> type[RLHFTrainer]:
 def with_annotations(
     change: Callable[[Annotations], Mapping[str, Tensor]],  # returns tensors by name
 ) -> type[RLHFTrainer]:
-    "Make a trainer class with other log-probabilities than the models'."
+    """Make a trainer class with other log-probabilities than the models'.
+
+    `change` returns columns of the annotations by name.
+    """
 
     class Changed(RLHFTrainer):
         def annotate(self, rollout):
@@ -541,7 +560,10 @@ def with_annotations(
 def with_experience(
     change: Callable[[Experience], Mapping[str, Tensor]],  # returns tensors by name
 ) -> type[RLHFTrainer]:
-    "Make a trainer class that learns from other columns of the experience."
+    """Make a trainer class that learns from other columns of the experience.
+
+    `change` returns those columns by name.
+    """
 
     class Changed(RLHFTrainer):
         def advantages(self, rollout, notes=None):
@@ -642,7 +664,7 @@ class ColdLoss(RLHFTrainer):
 
 # %% ../../nbs/learn/21_probes.ipynb #5f462eb1
 def one_target(experience: Experience) -> dict[str, Tensor]:
-    "Replace the targets of all values by their mean; nothing where there is no critic."
+    "Replace the targets of all values by their mean; nothing without a critic."
     if experience.returns is None:
         return {}
     return {"returns": masked_mean(experience.returns, experience.mask) * experience.mask}

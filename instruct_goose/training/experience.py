@@ -18,8 +18,9 @@ from torch import nn, Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import precision, RLHFConfig
-from ..core.checks import refuse_if
+from ..core.tensor_checks import refuse_if
 from ..models.agent import Agent, Evaluation
+from ..models.experts import record_routers, router_coef
 from ..models.families import plain_head, trunk
 from instruct_goose.models.response import (
     response_hidden,
@@ -47,9 +48,10 @@ from ..rollouts.sampler import greedy_responses, Sampler
 
 # %% ../../nbs/reference/training/experience.ipynb #614efb81
 class Annotations(NamedTuple):
-    """What the models say of each sampled token of a rollout: (B, T) each, 0 at padding.
+    """What the models say of each sampled token of a rollout.
 
-    The rows need not be scored.
+    (B, T) each, in nats but for the values, without gradient, 0 at padding and at tokens that
+    others wrote. The rows need not be scored.
     """
 
     old_logprobs: Float[Tensor, "batch time"]  # log π_old(aₜ|sₜ), by the training forward pass
@@ -61,9 +63,10 @@ class Annotations(NamedTuple):
 
 @dataclass(repr=False)  # shown as a rollout is
 class Experience(Rollout):
-    """A rollout with all that an update learns from: annotations, rewards and advantages.
+    """A rollout with all that an update learns from, all columns filled.
 
-    Its rows are taken, shuffled and cut like those of a rollout.
+    Annotations, rewards and advantages are beside those of the rollout. Its rows are taken,
+    shuffled and cut like those of a rollout.
     """
 
     old_logprobs: Float[Tensor, "batch time"] = field(kw_only=True)
@@ -76,11 +79,12 @@ class Experience(Rollout):
     returns: Float[Tensor, "batch time"] | None = None  # R̂ₜ, where values are learnt
     group_tokens: Int[Tensor, "batch"] | None = None  # sampled tokens of the row's whole group
     denominator: float | int | Tensor | None = None  # of a micro-batch: its minibatch's count
+    share: float = 1.0  # of a micro-batch: of its minibatch's rows
 
-    WHOLE: ClassVar[tuple[str, ...]] = (*Rollout.WHOLE, "denominator")
+    WHOLE: ClassVar[tuple[str, ...]] = (*Rollout.WHOLE, "denominator", "share")
 
     def token_colours(self) -> list[float]:
-        "Σₜ Âₜ of each response: above what was expected, or below."
+        "Give each response Σₜ Âₜ: above what was expected, or below."
         return self.advantages.sum(-1).tolist()
 
 
@@ -88,7 +92,11 @@ torch.serialization.add_safe_globals([Experience])  # may be sent to other proce
 
 # %% ../../nbs/reference/training/experience.ipynb #a15f6d9e
 def model_inputs(rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    "Return what a model reads of a rollout: query ids and mask, response ids and mask."
+    """Return query ids and mask, response ids and mask: what a model reads.
+
+    On the CPU, where the rollout has a copy there. The mask is True at tokens that others wrote,
+    too.
+    """
     host = rollout.on_host
     return host.query_ids, host.query_mask, host.response_ids, host.attention_mask
 
@@ -132,9 +140,10 @@ def check_ratio(
 
 # %% ../../nbs/reference/training/experience.ipynb #711f72f6
 def require_finite(rollout: Rollout, columns: dict[str, Tensor | None]) -> None:
-    """Check columns of a rollout: (B, T) ones at the sampled tokens, (B,) ones in all rows.
+    """Check columns of a rollout by name: (B, T) at sampled tokens, (B,) in all rows.
 
-    Raises FloatingPointError naming the first NaN or infinity and its place.
+    A column that is None is fine. Raises FloatingPointError naming the first NaN or infinity and
+    its place.
     """
     for name, column in columns.items():
         if column is None:
@@ -185,7 +194,10 @@ def annotate(
 def annotate_share(
     agent: Agent, ref_model: PreTrainedModel, rollout: Rollout, config: RLHFConfig
 ) -> Annotations:
-    "Annotate the rows of one process, in micro-batches of responses of like length."
+    """Annotate all rows given, in micro-batches of responses of like length.
+
+    Moves the rollout to the agent's device. Nothing is checked; `annotate` does that.
+    """
     rollout.to_(agent.model.device)
     order = torch.arange(len(rollout))
     if config.in_pieces:
@@ -207,7 +219,10 @@ def annotate_share(
 def annotate_rows(
     agent: Agent, ref_model: PreTrainedModel, rows: Rollout, config: RLHFConfig
 ) -> Annotations:
-    "Annotate a few rows by one pass through each model."
+    """Annotate a few rows by one pass through each model.
+
+    Tables of log-probabilities are never whole where both heads are plain matrices.
+    """
     head = plain_head(agent.model)
     ref_head = plain_head(ref_model)
     hidden = None
@@ -241,12 +256,15 @@ def annotate_rows(
 
 
 def at_tokens(numbers: Float[Tensor, "tokens"], rollout: Rollout) -> Float[Tensor, "batch time"]:
-    "Put one number per sampled token back at its place; 0 elsewhere."
+    "Put one number per sampled token, row after row, back at its place; 0 elsewhere."
     return numbers.new_zeros(rollout.mask.shape).masked_scatter(rollout.mask, numbers)
 
 # %% ../../nbs/reference/training/experience.ipynb #71182fc0
 def next_token_logits(rollout: Rollout, model: PreTrainedModel) -> Float[Tensor, "tokens vocab"]:
-    "Compute the logits that the sampled tokens were drawn from, in row order."
+    """Compute the logits that the sampled tokens were drawn from, row after row.
+
+    Before the temperature, with gradient.
+    """
     head = plain_head(model)
     if head is not None:
         return head(rollout.at_sampled(response_hidden(model, *model_inputs(rollout))))
@@ -260,9 +278,10 @@ def next_token_logits(rollout: Rollout, model: PreTrainedModel) -> Float[Tensor,
 def compare_row_by_row(
     policy: PreTrainedModel, ref_model: PreTrainedModel, rollout: Rollout, temperature: float
 ) -> Compared:
-    """Compare two models at the sampled tokens, from whole tables of log-probabilities.
+    """Compare two models at the sampled tokens, from whole tables of log π(·|sₜ).
 
-    For models whose head is no plain matrix; otherwise `compare_heads` needs less memory.
+    For models whose head is no plain matrix; otherwise `compare_heads` needs less memory. Returns
+    one number per token each, row after row, with gradient.
     """
     compared = []
     for i in range(len(rollout)):
@@ -279,8 +298,20 @@ def compare_row_by_row(
 def evaluate_policy(agent: Agent, batch: Rollout, config: RLHFConfig) -> Evaluation:
     """Compute log π_θ, entropy and V of each token as the policy is now.
 
-    (B, T) each, with gradient and without dropout, 0 at tokens that others wrote.
+    (B, T) each, with gradient and without dropout, 0 at tokens that others wrote. With a
+    coefficient for it, also the auxiliary loss of the policy's routers, one number.
     """
+    if router_coef(agent.model, config.router_aux_loss_coef) > 0:
+        with record_routers(agent.model) as routers:
+            evaluation = _evaluate(agent, batch, config)
+        if routers.passes:  # nothing is recorded where no gradient is asked for
+            return evaluation._replace(router_loss=routers.loss())
+        return evaluation
+    return _evaluate(agent, batch, config)
+
+
+def _evaluate(agent: Agent, batch: Rollout, config: RLHFConfig) -> Evaluation:
+    "Compute log π_θ, entropy and V, 0 at tokens that others wrote."
     with_entropy = config.ent_coef > 0 or config.entropy_target is not None
     with precision(config, batch.mask.device):
         evaluation = agent.evaluate(
@@ -303,9 +334,9 @@ def evaluate_policy(agent: Agent, batch: Rollout, config: RLHFConfig) -> Evaluat
 def kl_charge(
     agent: Agent, ref_model: PreTrainedModel, rollout: Rollout, beta: float, config: RLHFConfig
 ) -> Float[Tensor, "batch"]:
-    """Compute β·Σₜ k(ℓₜ), which the KL penalty takes off the total reward of a response.
+    """Compute β·Σₜ k(ℓₜ): what the KL penalty takes off a response's total reward.
 
-    It is 0 if the KL is charged in the loss.
+    It is 0 if the KL is charged in the loss. No gradient.
     """
     if config.kl_placement == "loss" or beta == 0:
         return torch.zeros(len(rollout), device=rollout.mask.device)
@@ -328,10 +359,11 @@ def greedy_baseline(
     tokenizer: PreTrainedTokenizerBase | None,
     config: RLHFConfig,
 ) -> Float[Tensor, "batch"]:
-    """Compute b = R(q, r_greedy) − β·Σₜ k(ℓₜ), the total reward of the greedy response.
+    """Compute b = R(q, r_greedy) − β·Σₜ k(ℓₜ), the greedy response's total reward.
 
-    ReMax (Li et al. 2023), algorithm 1; taking the KL charge off as well is ours, so that
-    both sides of R − b are total rewards.
+    One number for each row of the rollout; the rows of a query have the same. ReMax (Li et al.
+    2023), algorithm 1; taking the KL charge off as well is ours, so that both sides of R − b are
+    total rewards.
     """
     greedy, row = greedy_responses(sampler, rollout, config)
     answers = attach_texts(greedy, tokenizer)[row]
@@ -342,7 +374,11 @@ def greedy_baseline(
 def count_group_tokens(
     rollout: Rollout, config: RLHFConfig, eos_ids: Sequence[int]
 ) -> Int[Tensor, "batch"] | None:
-    "Count the tokens of each row's group that are learnt from; None where that is not needed."
+    """Count the tokens of each row's group that are learnt from, (batch,).
+
+    None where the loss is not averaged over groups. Raises ValueError for rows that do not divide
+    into groups.
+    """
     if AGGREGATES[config.aggregation].takes != "group_tokens":
         return None
     mask = rollout.mask
@@ -357,7 +393,10 @@ def raw_advantages(
     values: Float[Tensor, "batch time"] | None,
     config: RLHFConfig,
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"] | None]:
-    "Estimate Âₜ before whitening, and R̂ₜ where values are learnt, as the settings say."
+    """Estimate Âₜ before whitening, and R̂ₜ where values are learnt, by the settings.
+
+    (B, T) each, 0 at padding. Raises ValueError as `estimate_advantages`.
+    """
     return estimate_advantages(
         config.advantage,
         rewards,

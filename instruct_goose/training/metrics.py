@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['Metrics', 'WATCHED', 'BARS', 'UNLOGGED_PARTS', 'MAX_TABLE_SIZE', 'MAX_COMPARED_ROWS', 'correlation', 'distinct',
            'text_metrics', 'estimate_discounts', 'advantage_metrics', 'prompt_nll', 'gradient_slopes',
-           'expected_output_gradients', 'json_number', 'json_numbers', 'History', 'sparkline', 'rollout_metrics',
-           'score_metrics', 'sampler_metrics', 'ratio_metrics', 'step_metrics', 'held_out_logged', 'update_metrics',
-           'timing', 'trainer_metrics', 'prompt_metrics', 'sample_weights', 'weight_changes', 'PolicyChange',
-           'progress_line']
+           'expected_negative_gradients', 'json_number', 'json_numbers', 'History', 'sparkline', 'rollout_metrics',
+           'score_metrics', 'sampler_metrics', 'ratio_metrics', 'step_metrics', 'check_first_step', 'held_out_logged',
+           'update_metrics', 'timing', 'trainer_metrics', 'prompt_metrics', 'sample_weights', 'weight_changes',
+           'PolicyChange', 'progress_line']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
@@ -78,17 +78,17 @@ def _deviations(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 
 
 def distinct(ids: Int[Tensor, "batch time"], mask: Bool[Tensor, "batch time"]) -> int:
-    "Count the different rows, wherever their padding stands."
+    "Count the different rows of ids, wherever their padding stands."
     ids, mask = compact(ids, mask, side="right")
     return len(torch.cat([ids * mask, mask], 1).unique(dim=0))
 
 # %% ../../nbs/reference/training/metrics.ipynb #4265b487
 def text_metrics(rollout: Rollout, eos_ids: Sequence[int] = ()) -> dict[str, Tensor | float]:
-    """Measure the texts of a scored rollout: how long, how varied, how the prompts end.
+    """Measure how long and how varied scored responses are, and how prompts end.
 
     `distinct_2` is the share of different pairs of neighbouring tokens, NaN where there is no
-    pair (Li et al. 2016). `prompts_ended` counts prompts of two tokens or more whose last one
-    ends a response.
+    pair (Li et al. 2016). `prompts_ended` is the share of prompts of two tokens or more whose last
+    one ends a response. Raises ValueError for a rollout without scores.
     """
     mask = rollout.mask
     is_pair = mask[:, 1:] & mask[:, :-1]
@@ -205,13 +205,13 @@ def gradient_slopes(
     """
     names = {"logprobs": "policy", "values": "value", "entropy": "entropy"}
     slopes = {}
-    for output, gradient in expected_output_gradients(batch, config, ent_weight).items():
+    for output, gradient in expected_negative_gradients(batch, config, ent_weight).items():
         name = names[output]
         expected = batch.at_sampled(gradient).double()
         parts = []
         for trace in traces:
-            if output in trace.output_gradients:
-                parts.append(trace.output_gradients[output])
+            if output in trace.negative_gradients:
+                parts.append(trace.negative_gradients[output])
         measured = torch.full_like(expected, torch.nan)
         if parts:
             measured = batch.at_sampled(torch.cat(parts)).double()
@@ -224,7 +224,7 @@ def gradient_slopes(
 
 # %% ../../nbs/reference/training/metrics.ipynb #11104a25
 @torch.enable_grad()
-def expected_output_gradients(
+def expected_negative_gradients(
     batch: Experience,
     config: RLHFConfig,
     ent_weight: float | None = None,  # c₂; None: the setting
@@ -263,7 +263,7 @@ Metrics = dict[str, float | int | None]  # None where a number is not defined; J
 
 
 def json_number(x: Tensor | int | float | None) -> float | int | None:
-    "Convert x to a number that JSON knows; None for NaN and infinity."
+    "Convert x to a number that JSON knows; None for NaN, infinity and None."
     if x is None:
         return None
     value = x.item() if torch.is_tensor(x) else x
@@ -295,7 +295,10 @@ WATCHED = (
 
 
 class History(list):
-    "The metrics of a run's iterations: a list that is shown as a table of those to watch."
+    """The metrics of a run's iterations, a list that is shown as a table.
+
+    The table has the first and the last of those to watch, WATCHED, and their course between.
+    """
 
     def __repr__(self) -> str:
         lines = [f"{len(self)} iterations         first      last"]
@@ -354,7 +357,11 @@ def rollout_metrics(
 
 # %% ../../nbs/reference/training/metrics.ipynb #84aa4263
 def score_metrics(rollout: Rollout, config: RLHFConfig) -> dict[str, Tensor | float | None]:
-    "Log the scores of a scored rollout, and how they differ within a group of responses."
+    """Log the scores of a rollout, and how they differ within a group of responses.
+
+    With what several reward functions gave, what they logged, what dynamic sampling did and what
+    asking again found, where they are there. Raises ValueError for a rollout without scores.
+    """
     scores = require_scores(rollout)
     measured: dict[str, Tensor | float | None] = {
         "reward_mean": scores.mean(),
@@ -381,7 +388,7 @@ def score_metrics(rollout: Rollout, config: RLHFConfig) -> dict[str, Tensor | fl
 
 # %% ../../nbs/reference/training/metrics.ipynb #f630ad86
 def sampler_metrics(experience: Experience, config: RLHFConfig) -> dict[str, Tensor]:
-    """Log how far the sampler μ was from π_old, and what the importance weights do about it.
+    """Log how far the sampler μ was from π_old, and what its weights do about it.
 
     `sampler_kl` is KL(μ‖π_old) per token by k3, in nats. Nothing is logged where the sampler's
     probabilities are not known.
@@ -446,16 +453,13 @@ UNLOGGED_PARTS = (  # `ppo_loss` returns them of one micro-batch: they do not ad
 
 
 def step_metrics(
-    batch: Experience,
-    traces: Sequence[MicroBatchTrace],
+    batch: Experience,  # the minibatch
+    traces: Sequence[MicroBatchTrace],  # of its micro-batches
     config: RLHFConfig,
-    ent_weight: float | None = None,  # c₂; None: the setting
-    eps: float | None = None,  # before the first update: ε of `rounding`
 ) -> dict[str, Tensor]:
-    """Log one optimizer step: how far π had moved, and the parts of the loss.
+    """Log one optimizer step: how far π had moved before it, and the parts of the loss.
 
-    The parts add up over the micro-batches. With `eps` the ratio has to be 1 within rounding,
-    and the gradients are compared with the expected ones; raises ValueError if it is not.
+    The parts of the micro-batches are added up.
     """
     logprobs = torch.cat([trace.logprobs for trace in traces])
     log = ratio_metrics(logprobs, batch, config)
@@ -466,14 +470,29 @@ def step_metrics(
     for name, numbers in parts.items():
         if name not in UNLOGGED_PARTS and name not in log:
             log[name] = torch.stack(numbers).sum()
-    log["stale_gradient"] = traces[0].stale
-    log["pull"] = _advantage_products(batch).sum()  # for `update_metrics`
-    if eps is not None:
-        log["max_ratio_deviation_first"] = check_ratio(
-            eps, logprobs, batch.old_logprobs, batch.mask, "before the first update"
-        )
-        log |= gradient_slopes(batch, traces, config, ent_weight)
+    log["stale_gradient"] = traces[0].stale_gradient
+    log["advantage_products"] = _advantage_products(batch).sum()  # for `update_metrics`
     return log
+
+
+def check_first_step(
+    batch: Experience,  # the first minibatch of an iteration
+    traces: Sequence[MicroBatchTrace],
+    config: RLHFConfig,
+    ent_weight: float | None,  # c₂; None: the setting
+    eps: float,  # ε of `rounding`
+) -> dict[str, Tensor]:
+    """Check that π_θ is still π_old, and log how the gradients differ from the expected ones.
+
+    Returns `max_ratio_deviation_first`, max |ratio − 1|, and the `gradient_slopes`. Raises
+    ValueError where the ratio is not 1 within rounding.
+    """
+    logprobs = torch.cat([trace.logprobs for trace in traces])
+    deviation = check_ratio(
+        eps, logprobs, batch.old_logprobs, batch.mask, "before the first update"
+    )
+    slopes = gradient_slopes(batch, traces, config, ent_weight)
+    return {"max_ratio_deviation_first": deviation, **slopes}
 
 
 def _advantage_products(batch: Experience) -> Float[Tensor, "tokens"]:
@@ -482,7 +501,7 @@ def _advantage_products(batch: Experience) -> Float[Tensor, "tokens"]:
 
 # %% ../../nbs/reference/training/metrics.ipynb #a493aa0e
 def held_out_logged(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    "Average what reward functions logged of held-out rollouts."
+    "Average what reward functions logged of held-out rollouts, by name."
     logged: dict[str, list[float]] = {}
     for rollout in rollouts:
         for name, x in (rollout.logged or {}).items():
@@ -495,21 +514,22 @@ def update_metrics(
     experience: Experience,
     epochs: int,
 ) -> Metrics:
-    """Average each number over the optimizer steps that log it; of `ratio_max` take the largest.
+    """Average each number over the optimizer steps that log it.
 
-    `learnt_apart` is 0 where each epoch takes each token once, with its advantage.
+    Of `ratio_max` the largest is taken. `learnt_apart` is 0 where each epoch takes each token once,
+    with its advantage.
     """
     logged: dict[str, list[Tensor]] = {}
     for log in logs:
         for name, x in log.items():
             logged.setdefault(name, []).append(x)
-    sums = logged.pop("pull", [])
+    products_of_steps = logged.pop("advantage_products", [])
     measured = {name: sum(xs) / len(xs) for name, xs in logged.items()}
     if logs:  # else nothing was left to learn from: see `mask_truncated`
         measured["ratio_max"] = torch.stack(logged["ratio_max"]).max()
     products = _advantage_products(experience)
-    learnt = sum(sums, torch.zeros_like(products.sum()))
-    difference = learnt - epochs * products.sum()
+    expected = epochs * products.sum()
+    difference = sum(products_of_steps, torch.zeros_like(expected)) - expected
     measured["learnt_apart"] = difference.abs() / (epochs * products.abs().sum())
     return {"updates": len(logs)} | json_numbers(measured)
 
@@ -532,7 +552,11 @@ def trainer_metrics(
     experience: Experience,
     config: RLHFConfig,
 ) -> Metrics:
-    "Log what the doctor asks of models and optimizer, beside rollout and update."
+    """Log what the doctor asks of models and optimizer, beside rollout and update.
+
+    The learning rate, ε of the policy's precision, Adam's count of steps, a mean that changes with
+    the reference, and `prompt_nll`.
+    """
     steps = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
     weights = torch.cat(sample_weights(list(ref_model.parameters())))
     return {
@@ -545,7 +569,7 @@ def trainer_metrics(
 
 # %% ../../nbs/reference/training/metrics.ipynb #48110085
 def prompt_metrics(prompts: Sequence | dict, rollout: Rollout) -> Metrics:
-    """Count the different prompts, and the share whose text their token ids still hold.
+    """Count the different prompts, and the share whose text is still in their ids.
 
     White space and case do not count. `prompts_kept` is None where the prompts are no texts.
     """
@@ -581,7 +605,10 @@ MAX_COMPARED_ROWS = 8  # responses whose exact KL is computed
 
 # %% ../../nbs/reference/training/metrics.ipynb #6e17f26e
 def sample_weights(tensors: Sequence[Tensor]) -> list[Tensor]:
-    "Copy 65,536 numbers in all, evenly spaced over each tensor, at least one of each."
+    """Copy some 65,536 numbers in all, evenly spaced over each tensor, in float32.
+
+    At least one of each tensor.
+    """
     stride = math.ceil(sum(x.numel() for x in tensors) / 2**16)
     return [x.detach().reshape(-1)[::stride].float().clone() for x in tensors]
 
@@ -642,7 +669,7 @@ class PolicyChange:
 
     @torch.no_grad()
     def all_logprobs(self, rollout: Rollout) -> Float[Tensor, "tokens vocab"]:
-        "Compute log π(·|sₜ) of every state, over the whole vocabulary."
+        "Compute log π(·|sₜ) of every sampled token's state, over all words."
         tables = []
         with precision(self.config, rollout.mask.device):
             for rows in micro_batch_slices(rollout, self.config):
@@ -651,7 +678,10 @@ class PolicyChange:
         return torch.cat(tables)
 
     def metrics(self) -> Metrics:
-        "Measure exact KL(π_old‖π), in nats per response, and `weight_changes`."
+        """Measure exact KL(π_old‖π), in nats per response, and `weight_changes`.
+
+        The KL is None where no row's table fits.
+        """
         measured: dict[str, Tensor | None] = {"kl_to_old_exact": None}
         if self.rows is not None:
             kl = exact_kl(self.old_logprobs, self.all_logprobs(self.rows))
@@ -663,14 +693,14 @@ class PolicyChange:
         return json_numbers(measured)
 
     def compare_weights(self, model: str) -> dict[str, Tensor]:
-        "Compare the weights of the policy or of the values with what they were."
+        """Measure `weight_changes` of the "policy" or of the "values"."""
         parameters = self.learning[model]
         gradients = full_gradients(self.agent, parameters)
         return weight_changes(parameters, gradients, self.before[model])
 
 # %% ../../nbs/reference/training/metrics.ipynb #ba5e0002
 def progress_line(metrics: Metrics) -> str:
-    "Say reward, KL, entropy, share of clipped tokens and speed, as far as they are known."
+    "Write reward, KL, entropy, clipped tokens and speed, as far as they are known."
     seconds = 0.0
     for name, duration in metrics.items():
         if name.startswith("seconds_"):

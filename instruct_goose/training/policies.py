@@ -98,7 +98,7 @@ class MovingReference:
         return state
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        "Raises ValueError for the weights of another model."
+        "Raise ValueError for the weights of another model."
         check_tensors(self.state_dict(), state, "another reference's weights")
 
     @torch.no_grad()
@@ -121,7 +121,10 @@ class PolicySnapshot:
         self.iteration: int | None = None  # how many iterations it had seen
 
     def keep(self, value: float, iteration: int) -> None:
-        "Copy the policy's weights to the CPU, in the place of those that were kept."
+        """Copy the policy's weights to the CPU, in the place of those that were kept.
+
+        `value` is what it is kept for, a reward or a KL; `iteration` is how many it has seen.
+        """
         self.value = value
         self.iteration = iteration
         self.weights = {
@@ -141,7 +144,7 @@ class PolicySnapshot:
         return {"weights": self.weights or {}, "value": self.value, "iteration": self.iteration}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        "Raises ValueError for the weights of another model."
+        "Raise ValueError for the weights of another model. Changes nothing."
         hints = {"weights": dict, "value": float | None, "iteration": Iteration | None}
         check_values(state, hints)
         if state["value"] is not None:
@@ -160,7 +163,10 @@ class BestPolicy(PolicySnapshot):
     "The policy with the highest held-out reward, with `keep_best`."
 
     def offer(self, reward: float | None, iteration: int) -> None:
-        "Keep the policy as it is now, if its reward is higher than that of the one that is kept."
+        """Keep the policy as it is now, if its reward is above that of the one kept.
+
+        None, a reward that is not finite, is never kept.
+        """
         if reward is not None and (self.value is None or reward > self.value):
             self.keep(reward, iteration)
 
@@ -181,9 +187,10 @@ class BestPolicy(PolicySnapshot):
 
 # %% ../../nbs/reference/training/policies.ipynb #162fa224
 class KLStop(PolicySnapshot):
-    """Ends a run whose KL to the reference exceeds a limit, with the last policy within it.
+    """Ends a run whose KL to the reference exceeds a limit.
 
-    The KL is exact, in nats per response: the metric kl_to_reference.
+    The last policy within the limit is kept, and put back. The KL is exact, in nats per response:
+    the metric kl_to_reference.
     """
 
     def __init__(self, agent: Agent, limit: float | None):  # None: there is none
@@ -191,7 +198,7 @@ class KLStop(PolicySnapshot):
         self.limit = limit
 
     def observe(self, experience: Experience, iteration: int) -> None:
-        "Before an update: put the policy that sampled aside, if it is within the limit."
+        "Put the policy that sampled aside before an update, if it is within the limit."
         if self.limit is None:
             return
         kl = masked_sum(experience.kl, experience.mask, dim=-1).mean().item()
@@ -205,7 +212,7 @@ class KLStop(PolicySnapshot):
         """
         if self.limit is None or kl is None or kl <= self.limit:
             return None
-        reason = f"kl_to_reference is {kl:.3g}, above kl_stop, {self.limit:g}"
+        reason = f"kl_to_reference is {kl:.3g}, above max_kl_to_reference, {self.limit:g}"
         if self.weights is not None:
             reason += f"; the policy after {self.iteration} iterations is put back"
         return reason

@@ -22,13 +22,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from ..config import FOREIGN_NAMES, lr_factor, precision, RLHFConfig
-from instruct_goose.core.checks import (
-    answers_foreign,
-    check_values,
-    deferred_checks,
-    Limit,
-    require_finite_weights,
-)
+from ..core.checks import answers_foreign, check_values, Limit
+from ..core.tensor_checks import deferred_checks, require_finite_weights
 from ..core.processes import find_device, gather_results, on_main, ProgressBar
 from ..core.random import EVALUATION_STREAM, generator, Generators
 from instruct_goose.core.state import (
@@ -42,6 +37,7 @@ from instruct_goose.core.state import (
 )
 from ..models.adapters import has_adapters
 from ..models.agent import Agent, make_reference, Evaluation
+from ..models.experts import router_coef
 from ..models.loading import save_model
 from ..models.sampling import checked_tokens
 from instruct_goose.models.sharding import (
@@ -93,6 +89,7 @@ from instruct_goose.training.experience import (
     rounding,
 )
 from instruct_goose.training.metrics import (
+    check_first_step,
     held_out_logged,
     History,
     Metrics,
@@ -153,6 +150,7 @@ class RLHFTrainer:
             torch.set_float32_matmul_precision("high")
         agent = model if isinstance(model, Agent) else Agent(model)
         self.agent = agent.to(self.device)
+        router_coef(self.agent.model, self.config.router_aux_loss_coef)  # is refused here
         self.ref_model: PreTrainedModel = make_reference(ref_model, self.agent)
         nn.Module.to(self.ref_model, self.device)
         eos_ids, pad_id = special_ids(self.agent.model, tokenizer, stop_token_ids)
@@ -173,7 +171,7 @@ class RLHFTrainer:
         self.coefficients = Coefficients(self.config)
         self.reward_scale = RewardScale()
         self.best_policy = BestPolicy(self.agent)
-        self.kl_stop = KLStop(self.agent, self.config.kl_stop)
+        self.kl_stop = KLStop(self.agent, self.config.max_kl_to_reference)
         self.held_out: HeldOut | None = None  # while `train` runs, with eval_every
         self.iteration = 0  # iterations done
         self.stopped: str | None = None  # why the last `train` ended early
@@ -181,25 +179,32 @@ class RLHFTrainer:
     # ---------------------------------------------------------------- the algorithm
 
     def step(self, prompts: Prompts, reward_fn: Rewards) -> Metrics:
-        "One iteration: the algorithm. Returns its metrics."
+        """One iteration: the algorithm. Returns its metrics, by name.
+
+        Raises what the phases raise; FloatingPointError names the iteration and what is not finite.
+        """
         with self.phases() as after:  # times each phase, and tells the callbacks of its result
             rollout = after.rollout(self.rollout(prompts))  # (1) r ~ π_old(·|q)
             rollout = after.score(self.score(rollout, reward_fn))  # (2) score = R(q, r)
             notes = after.annotate(self.annotate(rollout))  # (3) log π_old, π_ref
             experience = after.advantages(self.advantages(rollout, notes))  # (4) rₜ (5) Âₜ, R̂ₜ
-            update = after.optimize(self.optimize(experience))  # (6) θ ← θ − η·∇L
+            update_log = after.optimize(self.optimize(experience))  # (6) θ ← θ − η·∇L
             sync_weights(self.sampler, self.agent.model)  # (7) π_old ← π_θ
-        return self.finish(prompts, experience, update, after.seconds)
+        return self.finish(prompts, experience, update_log, after.seconds)
 
     def rollout(self, prompts: Prompts) -> Rollout:
-        "r ~ π_old(·|q): the sampler answers each prompt group_size times, side by side."
+        """r ~ π_old(·|q): the sampler answers each prompt group_size times, side by side.
+
+        Raises ValueError for prompts that cannot be answered.
+        """
         return self.generate(prompts, self.config.group_size, self.generators.sampling)
 
     def score(self, rollout: Rollout, reward_fn: Rewards) -> Rollout:
         """score = R(q, r), of the responses and where it is needed of the likeliest ones.
 
-        Returns the rollout with its scores, some of its groups replaced or dropped if the
-        settings say so.
+        Returns the rollout with its scores, (B,), some of its groups replaced or dropped if the
+        settings say so. Raises RewardError for a reward function that fails or returns no scores,
+        TimeoutError for one that takes longer than reward_timeout.
         """
         config = self.config
         judge = partial(self.judge, reward_fn=reward_fn)
@@ -214,7 +219,7 @@ class RLHFTrainer:
                 config,
             )
         rollout.scores = scores
-        if config.redraw_flat or config.drop_flat:
+        if config.max_redraws or config.drop_flat_groups:
             take_prompts = self.prompts.take if self.prompts.is_open else None
             rollout = resample_flat_groups(rollout, config, self.rollout, judge, take_prompts)
         if config.reward_scaling == "running":
@@ -224,13 +229,18 @@ class RLHFTrainer:
         return rollout
 
     def annotate(self, rollout: Rollout) -> Annotations:
-        "log π_old, log π_ref and V of each token; entropy and exact KL of each state."
+        """log π_old, log π_ref and V of each token; entropy and exact KL of each state.
+
+        (B, T) each, without gradient. Raises FloatingPointError for a number that is not finite,
+        and ValueError where the sampler saw other probabilities than the training forward pass.
+        """
         return annotate(self.agent, self.ref_model, rollout, self.config)
 
     def advantages(self, rollout: Rollout, notes: Annotations | None = None) -> Experience:
-        """rₜ = score·[t = last] − β·kₜ; then Âₜ, whitened over the rollout if asked, and R̂ₜ.
+        """Compute rₜ = score·[t = last] − β·k(ℓₜ), then Âₜ, whitened if asked, and R̂ₜ.
 
-        Without `notes` the rollout is annotated first. Raises ValueError for one without scores.
+        Without `notes` the rollout is annotated first. Raises ValueError for one without scores,
+        FloatingPointError for numbers that are not finite.
         """
         rollout.to_(self.device)
         if notes is None:
@@ -240,35 +250,55 @@ class RLHFTrainer:
         )
 
     def optimize(self, experience: Experience) -> Metrics:
-        "θ ← θ − η·∇L, epochs × minibatches times. Returns the means over these steps."
+        """Make the optimizer steps of an iteration: θ ← θ − η·∇L, epochs × minibatches times.
+
+        Returns the mean over the steps of what each logs, and how far the policy has moved.
+        Raises ValueError and FloatingPointError as `update`, and the latter for a weight that is
+        no longer finite.
+        """
         experience.to_(self.device)
         self.kl_stop.observe(experience, self.iteration)
         self.coefficients.begin(experience)
         change = PolicyChange(self.agent, experience, self.config)
-        logs = list(self.updates(experience))
+        logs = self.updates(experience)
         require_finite_weights(self.agent)
         return update_metrics(logs, experience, self.config.epochs) | change.metrics()
 
-    def updates(self, experience: Experience) -> Iterator[dict[str, Tensor]]:
-        "The optimizer steps of an iteration, each with its log; kl_early_stop ends them."
-        limit = self.config.kl_early_stop
-        batches = minibatches(experience, self.config, self.eos_ids, self.generators.shuffling)
-        for n, batch in enumerate(batches):
-            log = self.update(batch, first=n == 0)
-            yield log
-            if limit is not None and log["kl_to_old"] > limit:
-                return
+    def updates(self, experience: Experience) -> list[dict[str, Tensor]]:
+        """Step on each minibatch of each epoch. Returns the log of each step.
 
-    def update(self, batch: Experience, first: bool = False) -> dict[str, Tensor]:
-        "One optimizer step on a minibatch. Before the `first` of an iteration the ratio is 1."
+        The first step whose policy had moved further than `max_kl_to_old` is the last one.
+        """
+        limit = self.config.max_kl_to_old
+        logs: list[dict[str, Tensor]] = []
+        for batch in minibatches(experience, self.config, self.eos_ids, self.generators.shuffling):
+            log = self.update(batch, is_first=not logs)
+            logs.append(log)
+            if limit is not None and log["kl_to_old"] > limit:
+                return logs
+        return logs
+
+    def update(
+        self,
+        batch: Experience,  # a minibatch
+        is_first: bool = False,  # of an iteration: π_θ is still π_old, which is checked
+    ) -> dict[str, Tensor]:
+        """Make one optimizer step on a minibatch, piece by piece. Returns its log.
+
+        Raises ValueError where the ratio of the first step is not 1, FloatingPointError for a
+        loss or a gradient that is not finite; no weight has moved then.
+        """
         self.optimizer.zero_grad(set_to_none=True)
-        learn = partial(backward, self.agent, self.evaluate_policy, self.loss)
-        eps = rounding(self.agent.model, self.config) if first else None
+        add_gradient = partial(backward, self.agent, self.evaluate_policy, self.loss)
         with deferred_checks():  # read before any weight moves
             traces = accumulate_gradient(
-                self.agent, learn, self.evaluate_policy, micro_batches(batch, self.config)
+                self.agent, add_gradient, self.evaluate_policy, micro_batches(batch, self.config)
             )
-            log = step_metrics(batch, traces, self.config, self.coefficients.ent_weight, eps)
+            log = step_metrics(batch, traces, self.config)
+            if is_first:
+                eps = rounding(self.agent.model, self.config)
+                ent_weight = self.coefficients.ent_weight
+                log |= check_first_step(batch, traces, self.config, ent_weight, eps)
             log |= clip_gradients(self.agent, self.config.max_grad_norm)
         self.optimizer.step()
         return log
@@ -278,67 +308,164 @@ class RLHFTrainer:
         return evaluate_policy(self.agent, batch, self.config)
 
     def loss(self, new: Evaluation, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
-        """L = −L^CLIP + c₁·L^VF − c₂·S, perhaps + β·KL, and its parts for the log, detached.
+        """L = −L^CLIP + c₁·L^VF − c₂·S, perhaps + β·KL, and its parts for the log.
 
-        Override this. `batch` is one micro-batch of several: average with
-        `aggregate(…, **aggregation_args(self.config, batch))`, which divides by the count of the
-        whole minibatch, or the loss depends on how it is cut.
+        Override this; the parts are detached, one number each. `batch` is one micro-batch of
+        several: average with `aggregate(…, **aggregation_args(self.config, batch))`, which divides
+        by the count of the whole minibatch, or the loss depends on how it is cut.
         """
-        return total_loss(new, batch, self.config, self.beta, self.coefficients.ent_weight)
+        ent_coef = self.coefficients.ent_weight
+        balance = router_coef(self.agent.model, self.config.router_aux_loss_coef)
+        return total_loss(new, batch, self.config, self.beta, ent_coef, balance)
+
+    # ---------------------------------------------------------------- what these methods share
+
+    @contextmanager
+    def phases(self) -> Iterator[Phases["RLHFTrainer"]]:
+        "The phases of an iteration: their times, checks and callbacks; errors name their cause."
+        with (
+            explain_nonfinite(self.agent, self.ref_model, self.iteration),
+            deferred_checks() as checks,
+        ):
+            yield Phases(self, self.callbacks, checks)
+
+    def generate(
+        self,
+        prompts: Prompts,
+        n: int,  # responses to each, side by side
+        generator: torch.Generator | None,  # None: the likeliest
+    ) -> Rollout:
+        "What the sampler writes, with its texts and the data's columns."
+        with precision(self.config, self.device):
+            rollout = self.sampler(self.encode(prompts), n, self.config, generator)
+        return attach_texts(rollout, self.tokenizer, data_columns(prompts, n))
+
+    def encode(self, prompts: Prompts) -> PromptBatch:
+        "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
+        cut = self.config.long_prompts != "refuse"
+        return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
+
+    def judge(
+        self,
+        rollout: Rollout,
+        reward_fn: Rewards,
+        kind: str = "text",  # what error messages call a response
+    ) -> Float[Tensor, "batch"]:
+        """The checked score of each response. Override it to add something to all of them.
+
+        Also sets token_scores, score_parts, logged and extra of the rollout.
+        """
+        log = RewardLog()
+        progress = TrainerState(global_step=self.iteration, max_steps=self.config.steps)
+
+        def ask(rows: Rollout) -> dict[str, Any]:
+            return score_rollout(rows, reward_fn, self.config, self.tokens, progress, log, kind)
+
+        columns = map_rows(ask, rollout, unit=self.config.group_size)
+        rollout.token_scores = columns["token_scores"]
+        rollout.score_parts = columns["score_parts"]
+        rollout.logged, rollout.extra = merge_reward_logs(gather_results(lambda: log))
+        return columns["scores"].to(self.device)
+
+    def kl_charge(self, rollout: Rollout) -> Float[Tensor, "batch"]:
+        "β·Σₜ k(ℓₜ) of each response, where the KL is charged in the reward."
+        return kl_charge(self.agent, self.ref_model, rollout, self.beta, self.config)
+
+    @property
+    def beta(self) -> float:
+        "β of this iteration; it moves with `kl_target`."
+        return self.coefficients.beta
+
+    @beta.setter
+    def beta(self, beta: float) -> None:
+        self.coefficients.beta = beta
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        "The tokenizer; None where prompts are ids."
+        return self.tokens.tokenizer
+
+    @property
+    def eos_ids(self) -> list[int]:
+        "The tokens that end a response."
+        return self.tokens.eos_ids
+
+    @property
+    def max_prompt_length(self) -> int | None:
+        "How many tokens of a prompt leave room for a response; None: there is no limit."
+        return max_prompt_length(self.agent.model, self.config.max_new_tokens, self.tokenizer)
+
+    # ---------------------------------------------------------------- the end of an iteration
 
     def finish(
         self,
         prompts: Prompts,
         experience: Experience,
-        update: Metrics,  # from `optimize`
+        update_log: Metrics,  # from `optimize`
         seconds: Mapping[str, float],  # of each phase
     ) -> Metrics:
-        "Count the iteration: its metrics, what moves on, and whether the run ends."
-        rollout = rollout_metrics(experience, self.config, self.eos_ids)
-        metrics: Metrics = {"iteration": self.iteration, **rollout, **update, "beta": self.beta}
-        metrics |= prompt_metrics(prompts, experience)
-        metrics |= trainer_metrics(
-            self.agent, self.ref_model, self.optimizer, experience, self.config
-        )
-        metrics |= timing(seconds, metrics["tokens"])
-        entropy_log = self.coefficients.adapt(metrics)  # β and c₂ of the next iteration
-        self.iteration += 1
-        next_learning_rate(self.schedule)
-        reference_log = self.reference.follow(self.iteration)
-        metrics |= entropy_log | reference_log
+        """End the iteration: log it, move on to the next, and decide whether there is one.
+
+        Returns all of its metrics.
+        """
+        metrics = self.measure(prompts, experience, update_log, seconds)
+        metrics |= self.advance(metrics)
         if self.held_out is not None and self.held_out.is_due(self.iteration):
             metrics |= self.evaluate(
                 self.held_out.prompts, self.held_out.reward_fn, self.config.eval_greedy
             )
+        reasons = self.ask_callbacks(experience, metrics)
         kl_reason = self.kl_stop.reason_to_stop(metrics["kl_to_reference"])
-        self.stopped = self.reason_to_stop(experience, metrics, kl_reason)
+        if kl_reason is not None:
+            reasons.append(kl_reason)
+        self.stopped = f"iteration {metrics['iteration']}: {reasons[0]}" if reasons else None
         if kl_reason is not None:
             self.restore(self.kl_stop)  # the last policy within the limit
         for callback in self.callbacks:
             callback.on_end(self, experience, metrics)
         return metrics
 
-    def reason_to_stop(
+    def measure(
         self,
+        prompts: Prompts,
         experience: Experience,
-        metrics: Metrics,
-        kl_reason: str | None,  # from `KLStop.reason_to_stop`
-    ) -> str | None:
-        """Tell the callbacks of the iteration, and return why the run ends; None: it goes on.
+        update_log: Metrics,  # from `optimize`
+        seconds: Mapping[str, float],  # of each phase
+    ) -> Metrics:
+        "Log an iteration: its rollout, update, prompts, optimizer and times. Changes nothing."
+        metrics: Metrics = {"iteration": self.iteration}
+        metrics |= rollout_metrics(experience, self.config, self.eos_ids)
+        metrics |= update_log
+        metrics["beta"] = self.beta
+        metrics |= prompt_metrics(prompts, experience)
+        metrics |= trainer_metrics(
+            self.agent, self.ref_model, self.optimizer, experience, self.config
+        )
+        metrics |= timing(seconds, metrics["tokens"])
+        return metrics
 
-        A callback of any process can end the run. The KL limit speaks last.
+    def advance(self, metrics: Metrics) -> Metrics:
+        """Count the iteration, and move on what changes between two: β, c₂, η and π_ref.
+
+        Returns what the log says of them.
+        """
+        entropy_log = self.coefficients.adapt(metrics)
+        self.iteration += 1
+        next_learning_rate(self.schedule)
+        reference_log = self.reference.follow(self.iteration)
+        return entropy_log | reference_log
+
+    def ask_callbacks(self, experience: Experience, metrics: Metrics) -> list[str]:
+        """Call `on_iteration` of all callbacks. Returns the reasons to stop that they give.
+
+        A callback of any process can end the run: the reasons are those of all processes.
         """
         answers = gather_results(
             lambda: [
                 callback.on_iteration(self, experience, metrics) for callback in self.callbacks
             ]
         )
-        reasons = [reason for answer in answers for reason in answer]
-        reasons.append(kl_reason)
-        for reason in reasons:
-            if reason:
-                return f"iteration {metrics['iteration']}: {reason}"
-        return None
+        return [reason for answer in answers for reason in answer if reason]
 
     # ---------------------------------------------------------------- a run
 
@@ -368,8 +495,8 @@ class RLHFTrainer:
                     f"eval_every is {config.eval_every}, but there is nothing to evaluate on: "
                     "pass held_out=, prompts that are not trained on"
                 )
-            self.held_out = HeldOut(self.that_fit(held_out), reward_fn, config.eval_every)
-        self.prompts.open(self.that_fit(prompts))
+            self.held_out = HeldOut(self.prompts_that_fit(held_out), reward_fn, config.eval_every)
+        self.prompts.open(self.prompts_that_fit(prompts))
         self.stopped = None
         if callback is not None:
             self.callbacks = [*own_callbacks, StopWhen(callback)]
@@ -391,6 +518,12 @@ class RLHFTrainer:
             self.held_out = None
         return history
 
+    def prompts_that_fit(self, prompts: Any) -> Any:
+        "The prompts without those that long_prompts drops. Raises ValueError if it refuses one."
+        return drop_long_prompts(
+            prompts, self.tokens, self.max_prompt_length, self.config.long_prompts
+        )
+
     def evaluate(
         self,
         prompts: Prompts,
@@ -399,7 +532,8 @@ class RLHFTrainer:
     ) -> Metrics:
         """Answer prompts that are not trained on: held_out_reward, and exact held_out_kl.
 
-        With keep_best the policy is kept if no other one had a higher reward, within kl_stop.
+        With keep_best the policy is kept if its KL is within max_kl_to_reference and no other one
+        had a higher reward.
         """
         scores = []
         kls = []
@@ -410,80 +544,26 @@ class RLHFTrainer:
             rollouts.append(rollout)
         reward = json_number(torch.cat(scores).mean())
         kl = json_number(torch.cat(kls).mean())
-        limit = self.config.kl_stop
+        limit = self.config.max_kl_to_reference
         within_limit = limit is None or (kl is not None and kl <= limit)
         if self.config.keep_best and within_limit:
             self.best_policy.offer(reward, self.iteration)
         return {"held_out_reward": reward, "held_out_kl": kl, **held_out_logged(rollouts)}
-
-    # ---------------------------------------------------------------- what the phases share
-
-    @contextmanager
-    def phases(self) -> Iterator[Phases["RLHFTrainer"]]:
-        "The phases of an iteration: their times, checks and callbacks; errors name their cause."
-        with (
-            explain_nonfinite(self.agent, self.ref_model, self.iteration),
-            deferred_checks() as checks,
-        ):
-            yield Phases(self, self.callbacks, checks)
-
-    def encode(self, prompts: Prompts) -> PromptBatch:
-        "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
-        cut = self.config.long_prompts != "refuse"
-        return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
-
-    def that_fit(self, prompts: Any) -> Any:
-        "The prompts without those that long_prompts drops. Raises ValueError if it refuses one."
-        return drop_long_prompts(
-            prompts, self.tokens, self.max_prompt_length, self.config.long_prompts
-        )
-
-    def generate(
-        self,
-        prompts: Prompts,
-        n: int,  # responses to each, side by side
-        generator: torch.Generator | None,  # None: the likeliest
-    ) -> Rollout:
-        "What the sampler writes, with its texts and the data's columns."
-        with precision(self.config, self.device):
-            rollout = self.sampler(self.encode(prompts), n, self.config, generator)
-        return attach_texts(rollout, self.tokenizer, data_columns(prompts, n))
 
     def answers(
         self,
         prompts: Prompts,
         greedy: bool = False,  # the likeliest tokens
     ) -> Iterator[Rollout]:
-        "One response to each, from the same generator each time, batch_size prompts at a time."
+        """One response to each prompt, batch_size at a time, for `evaluate`.
+
+        From the same random numbers each time, so that two evaluations can be compared.
+        """
         sampling = None if greedy else generator(self.config.seed, EVALUATION_STREAM)
         for some in prompt_chunks(prompts, self.config.batch_size):
             yield self.generate(some, 1, sampling)
 
-    def judge(
-        self,
-        rollout: Rollout,
-        reward_fn: Rewards,
-        kind: str = "text",  # what error messages call a response
-    ) -> Float[Tensor, "batch"]:
-        """The checked score of each response. Override it to add something to all of them.
-
-        Also sets token_scores, score_parts, logged and extra of the rollout.
-        """
-        log = RewardLog()
-        progress = TrainerState(global_step=self.iteration, max_steps=self.config.steps)
-
-        def ask(rows: Rollout) -> dict[str, Any]:
-            return score_rollout(rows, reward_fn, self.config, self.tokens, progress, log, kind)
-
-        columns = map_rows(ask, rollout, unit=self.config.group_size)
-        rollout.token_scores = columns["token_scores"]
-        rollout.score_parts = columns["score_parts"]
-        rollout.logged, rollout.extra = merge_reward_logs(gather_results(lambda: log))
-        return columns["scores"].to(self.device)
-
-    def kl_charge(self, rollout: Rollout) -> Float[Tensor, "batch"]:
-        "β·Σₜ k(ℓₜ) of each response, where the KL is charged in the reward."
-        return kl_charge(self.agent, self.ref_model, rollout, self.beta, self.config)
+    # ---------------------------------------------------------------- beside the algorithm
 
     def use_sampler(self, make: Callable[[Agent, Tokens], Sampler]) -> None:
         """Let another sampler write from now on, with the policy's weights.
@@ -504,7 +584,7 @@ class RLHFTrainer:
         baseline: Shaped[Tensor, "batch"] | None = None,  # total reward of the greedy ones
         sampled_mask: Shaped[Tensor, "batch time"] | None = None,  # 0 at tokens of others, a tool
     ) -> Float[Tensor, ""]:
-        """The loss of responses from anywhere, with gradient: steps (3) to (6) without an update.
+        """The loss of responses from anywhere, with gradient: (3) to (6), no update.
 
         log π_old and V_old are the current ones, held fixed, and so is the sampler. The rows of a
         group stand side by side. Dropout is off; no tokenizer needed. Raises ValueError for
@@ -546,32 +626,6 @@ class RLHFTrainer:
         loss, _ = self.loss(new, batch)
         return loss
 
-    # ---------------------------------------------------------------- beside the algorithm
-
-    @property
-    def beta(self) -> float:
-        "β of this iteration; it moves with `kl_target`."
-        return self.coefficients.beta
-
-    @beta.setter
-    def beta(self, beta: float) -> None:
-        self.coefficients.beta = beta
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        "The tokenizer; None where prompts are ids."
-        return self.tokens.tokenizer
-
-    @property
-    def eos_ids(self) -> list[int]:
-        "The tokens that end a response."
-        return self.tokens.eos_ids
-
-    @property
-    def max_prompt_length(self) -> int | None:
-        "How many tokens of a prompt leave room for a response; None: there is no limit."
-        return max_prompt_length(self.agent.model, self.config.max_new_tokens, self.tokenizer)
-
     @property
     def best(self) -> dict[str, Tensor] | None:
         "With keep_best: the best policy's weights, on the CPU, for `load_state_dict`."
@@ -581,21 +635,30 @@ class RLHFTrainer:
         self,
         kept: PolicySnapshot,  # `best_policy` or `kl_stop`
     ) -> bool:
-        "Put a policy that was kept back, the sampler's weights too. False: none was kept."
+        """Put a policy that was kept back, the sampler's weights too.
+
+        Returns False where none was kept.
+        """
         is_restored = kept.restore()
         if is_restored:
             sync_weights(self.sampler, self.agent.model)
         return is_restored
 
     def load_best(self) -> None:
-        "The best policy again, to be saved or used. Raises ValueError if none has been kept."
+        """Put the best policy back, to be saved or used.
+
+        Raises ValueError if none has been kept.
+        """
         if not self.restore(self.best_policy):
             raise ValueError(
                 "no policy has been kept: set keep_best and eval_every, and give train held_out="
             )
 
     def save_pretrained(self, directory: str | Path) -> None:
-        "The policy as a plain transformers model, the value head beside it, and the tokenizer."
+        """The policy as a plain transformers model, the value head and the tokenizer.
+
+        Raises OSError, saying what to do, if it cannot be written.
+        """
         on_main(
             lambda: save_model(unsharded_copy(self.agent), self.tokenizer, directory, self.eos_ids)
         )
@@ -613,7 +676,7 @@ class RLHFTrainer:
     # ---------------------------------------------------------------- its state
 
     def parts(self) -> dict[str, Stateful]:
-        "What keeps a state between two iterations, by name; callbacks that have one, too."
+        "What keeps a state between two iterations, by name; such callbacks, too."
         parts: dict[str, Stateful] = {
             "learner": LearnerState(self.agent, self.optimizer),
             "generators": self.generators,
@@ -633,7 +696,7 @@ class RLHFTrainer:
         return parts
 
     def state_dict(self) -> State:
-        """All that the next iteration depends on, between two iterations; nothing is copied.
+        """All that the next iteration depends on, between two iterations; not copied.
 
         Under FSDP it is put together by all processes: each has to call it. Raises TypeError for
         the state of a callback that a checkpoint cannot hold.
@@ -652,7 +715,7 @@ class RLHFTrainer:
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError naming what in this state is not of this trainer.
+        """Raise ValueError naming what in this state is not of this trainer.
 
         Warns of the state of a callback that this trainer does not have.
         """
@@ -700,7 +763,7 @@ class RLHFTrainer:
         torch.set_num_threads(state["environment"]["threads"])
 
     def identity(self) -> dict:
-        "What the run is: settings, and fingerprints of a reference that stays and the tokenizer."
+        "What the run is: its settings, and fingerprints of what must stay the same."
         stays = self.reference.every is None
         return identity_of(
             asdict(self.config),
@@ -716,7 +779,10 @@ def steps_left(
     done: int,  # iterations
     steps: int | None,  # None: what is left of config.steps
 ) -> int:
-    "How many iterations to do. Raises ValueError if none, or if the learning rate has ended."
+    """Compute how many iterations to do.
+
+    Raises ValueError if none, or if the learning rate's schedule ends before them.
+    """
     left = config.steps - done if steps is None else steps
     if left < 1:
         raise ValueError(
@@ -739,5 +805,5 @@ class HeldOut(NamedTuple):
     every: int  # iterations
 
     def is_due(self, iteration: int) -> bool:
-        "Whether it is time when so many iterations are done."
+        "Is it time to evaluate, when so many iterations are done?"
         return iteration % self.every == 0

@@ -20,13 +20,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..config import RLHFConfig
-from instruct_goose.core.checks import (
-    check_values,
-    NotNegative,
-    refuse_if,
-    require_trainable,
-    warn_of_lost_steps,
-)
+from ..core.checks import check_values, NotNegative
+from ..core.tensor_checks import refuse_if, require_trainable, warn_of_lost_steps
 from ..core.processes import full_tensor, rank_slice
 from ..core.state import State
 from ..models.agent import Agent, Evaluation
@@ -72,9 +67,9 @@ def minibatches(
     """Yield the minibatches of all epochs; each epoch is shuffled when it begins.
 
     Minibatches that are cut into micro-batches are sorted by length. Empty ones are left out, and
-    with `drop_flat` there are none where every group has equal scores.
+    with `drop_flat_groups` there are none where every group has equal scores.
     """
-    if config.drop_flat and flat_groups(require_scores(experience), config.group_size).all():
+    if config.drop_flat_groups and flat_groups(require_scores(experience), config.group_size).all():
         return
     for _ in range(config.epochs):
         n = min(config.minibatches, len(experience))
@@ -87,13 +82,17 @@ def minibatches(
 
 # %% ../../nbs/reference/training/update.ipynb #a047a168
 def micro_batches(batch: Experience, config: RLHFConfig) -> Iterator[Experience]:
-    "Yield this process's rows of a minibatch in pieces, each with the denominator of the whole."
+    """Yield this process's rows of a minibatch in pieces.
+
+    Each has the denominator of the whole minibatch, so that their gradients add up to its.
+    """
     denominator = batch.denominator
     if denominator is None:
         denominator = whole_count(config.aggregation, batch.on_host.mask, config.group_size)
     for rows in micro_batch_slices(batch, config, rank_slice(len(batch))):
         micro = batch[rows]
         micro.denominator = denominator
+        micro.share = len(micro) / len(batch)
         yield micro
 
 
@@ -111,9 +110,9 @@ def aggregation_args(config: RLHFConfig, batch: Experience) -> dict[str, Any]:
 
 # %% ../../nbs/reference/training/update.ipynb #eaab4ad0
 def importance_weights(batch: Experience, config: RLHFConfig) -> Float[Tensor, "batch time"] | None:
-    """Compute π_old/π_sampler of each token within the settings' bounds; None without a cap.
+    """Compute π_old/π_sampler of each token, within the settings' bounds.
 
-    Raises ValueError if the sampler's probabilities are not known.
+    None without a cap. Raises ValueError if the sampler's probabilities are not known.
     """
     if config.importance_cap is None:
         return None
@@ -134,7 +133,10 @@ def importance_weights(batch: Experience, config: RLHFConfig) -> Float[Tensor, "
 
 # %% ../../nbs/reference/training/update.ipynb #3b9dd682
 def loss_args(config: RLHFConfig, ent_coef: float | None = None) -> dict[str, Any]:
-    "Return the arguments of `ppo_loss`; `ent_coef` takes the place of the setting, if it moves."
+    """Return the settings that are arguments of `ppo_loss`.
+
+    `ent_coef` takes the place of the setting where it moves.
+    """
     return {
         "clip": config.clip,
         "clip_high": config.clip_high,
@@ -151,10 +153,13 @@ def loss_args(config: RLHFConfig, ent_coef: float | None = None) -> dict[str, An
 def kl_penalty(
     logprobs: Float[Tensor, "batch time"], batch: Experience, beta: float, config: RLHFConfig
 ) -> Float[Tensor, "batch time"]:
-    "Compute β·k(ℓₜ) of each token, to be added to the loss; by default with k2."
-    gradient = KL_GRADIENTS[config.kl_gradient]
+    """Compute β·k(ℓₜ) of each token, to be added to the loss; by default with k2.
+
+    0 at padding. Raises ValueError for plain k1, whose expected gradient is 0.
+    """
+    penalty = KL_GRADIENTS[config.kl_gradient]  # its value and its gradient
     estimator = config.kl_estimator or "k2"
-    return gradient(logprobs, batch.ref_logprobs, batch.mask, beta, estimator, batch.old_logprobs)
+    return penalty(logprobs, batch.ref_logprobs, batch.mask, beta, estimator, batch.old_logprobs)
 
 
 def total_loss(
@@ -163,11 +168,14 @@ def total_loss(
     config: RLHFConfig,
     beta: float,
     ent_coef: float | None = None,  # None: the setting
+    router_coef: float = 0.0,  # c₃, of the routers' auxiliary loss; see `models.experts`
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-    """Compute L = −L^CLIP + c₁·L^VF − c₂·S, plus β·KL if the KL is charged in the loss.
+    """Compute L = −L^CLIP + c₁·L^VF − c₂·S, plus β·KL if that is charged in the loss.
 
-    Returns L and the parts that `ppo_loss` returns, one detached number each; the KL is in L
-    alone. Schulman et al. (2017) eq. 9, with the KL penalty of Shao et al. (2024) eq. 3.
+    Of a mixture of experts also + c₃·L^router, weighted by the micro-batch's share of rows.
+    Returns L and the parts that `ppo_loss` returns, and the routers' loss, one detached number
+    each; the KL is in L alone. Schulman et al. (2017) eq. 9, with the KL penalty of Shao et al.
+    (2024) eq. 3.
     """
     averaging = aggregation_args(config, batch)
     loss, parts = ppo_loss(
@@ -186,16 +194,20 @@ def total_loss(
     if config.kl_placement == "loss" and beta > 0:
         penalty = kl_penalty(new.logprobs, batch, beta, config)
         loss = loss + aggregate(penalty, batch.mask, **averaging)
+    if new.router_loss is not None and router_coef > 0:
+        balance = batch.share * new.router_loss
+        loss = loss + router_coef * balance
+        parts["router_aux_loss"] = balance.detach()
     return loss, parts
 
 # %% ../../nbs/reference/training/update.ipynb #3b9dd683
 class MicroBatchTrace(NamedTuple):
-    "Detached numbers of one micro-batch for the log: what it said, lost and asked for."
+    "Detached numbers of one micro-batch, for the log of its optimizer step."
 
     logprobs: Float[Tensor, "batch time"]  # log π before the step
     parts: dict[str, Tensor]  # of the loss, a number each
-    output_gradients: dict[str, Tensor]  # −∂L/∂x of logprobs, values and entropy, (B, T) each
-    stale: Float[Tensor, ""]  # norm of the last parameter's gradient before this pass: 0
+    negative_gradients: dict[str, Tensor]  # −∂L/∂x of logprobs, values and entropy, (B, T) each
+    stale_gradient: Float[Tensor, ""]  # norm of the last parameter's gradient before the pass: 0
 
 
 torch.serialization.add_safe_globals([MicroBatchTrace])  # may be sent to other processes
@@ -213,7 +225,10 @@ def backward(
     FloatingPointError for a loss that is not finite.
     """
     new = evaluate(micro)
-    outputs = {name: x for name, x in new._asdict().items() if x is not None and x.requires_grad}
+    outputs = {}  # of each token
+    for name, x in (("logprobs", new.logprobs), ("values", new.values), ("entropy", new.entropy)):
+        if x is not None and x.requires_grad:
+            outputs[name] = x
     result = loss_fn(new, micro)
     if not _is_loss_and_parts(result):
         raise TypeError(
@@ -235,13 +250,13 @@ def backward(
     refuse_if(~loss.isfinite(), not_finite)
     for x in outputs.values():
         x.retain_grad()
-    stale = _norm_of_last_gradient(agent)
+    stale_gradient = _norm_of_last_gradient(agent)
     loss.backward()
     return MicroBatchTrace(
         logprobs=new.logprobs.detach(),
         parts={name: torch.as_tensor(x).detach() for name, x in parts.items()},
-        output_gradients={name: -x.grad for name, x in outputs.items() if x.grad is not None},
-        stale=stale,
+        negative_gradients={name: -x.grad for name, x in outputs.items() if x.grad is not None},
+        stale_gradient=stale_gradient,
     )
 
 
@@ -334,7 +349,7 @@ def next_learning_rate(schedule: LRScheduler) -> None:
 
 # %% ../../nbs/reference/training/update.ipynb #04e26e6e
 class Coefficients:
-    """β of the KL penalty and c₂ of the entropy bonus, which may move between iterations.
+    """β of the KL penalty and c₂ of the entropy bonus, which may move each iteration.
 
     β moves towards `kl_target`, c₂ acts below `entropy_target`; without those settings both stay.
     """
@@ -346,7 +361,10 @@ class Coefficients:
         self.ent_weight: float | None = None  # of this iteration; None: the setting
 
     def begin(self, experience: Experience) -> None:
-        "Set the weight of the entropy bonus before the first update: 0 above the target."
+        """Set the weight of the entropy bonus before the first update: 0 above the target.
+
+        Raises ValueError for an entropy that is not finite.
+        """
         if self.config.entropy_target is None:
             return
         entropy = masked_mean(experience.entropy, experience.mask).item()
@@ -355,7 +373,10 @@ class Coefficients:
         )
 
     def adapt(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        "Move both after an iteration. Returns what the log says about the entropy bonus."
+        """Move both after an iteration. Returns what the log says about the entropy bonus.
+
+        Raises ValueError for a KL or an entropy that is not finite.
+        """
         config = self.config
         if config.kl_target is not None:
             self.beta = adaptive_beta(self.beta, metrics["kl_to_reference"], config.kl_target)
@@ -372,7 +393,7 @@ class Coefficients:
         return {"beta": self.beta, "ent_coef": self.ent_coef}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        "Raises ValueError for numbers that are no coefficients."
+        "Raise ValueError for numbers that are no coefficients."
         check_values(state, {"beta": NotNegative, "ent_coef": NotNegative})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -383,7 +404,7 @@ class Coefficients:
 # %% ../../nbs/reference/training/update.ipynb #23b112e6
 @contextmanager
 def explain_nonfinite(agent: nn.Module, ref_model: nn.Module, iteration: int) -> Iterator[None]:
-    """Add the iteration and the cause to FloatingPointErrors from inside.
+    """Add the iteration and the cause to FloatingPointErrors raised inside the block.
 
     The cause is the first weight or gradient that is not finite, if there is one.
     """
@@ -399,7 +420,7 @@ def explain_nonfinite(agent: nn.Module, ref_model: nn.Module, iteration: int) ->
 
 
 def first_nonfinite(agent: nn.Module, ref_model: nn.Module) -> str | None:
-    "Find the first weight or gradient that is not finite, in words; None where all are."
+    "Find the first weight or gradient that is not finite, in words; None: all are."
     tensors: list[tuple[str, Tensor | None]] = []
     for name, p in agent.named_parameters():
         tensors.append((f"the weight {name}", p))

@@ -13,8 +13,8 @@ from device.pretend import DeviceError, PretendGPU
 
 from instruct_goose.config import RLHFConfig
 from instruct_goose.core import processes
-from instruct_goose.core.checks import deferred_checks, refuse_if
 from instruct_goose.core.state import flatten, unflatten
+from instruct_goose.core.tensor_checks import deferred_checks, refuse_if
 from instruct_goose.models import sampling
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.decoding import (
@@ -271,7 +271,7 @@ def test_sampling_does_not_wait_for_the_gpu_at_each_token(kind):
     "name, changes",
     [
         ("ppo", {"ent_coef": 0.01}),
-        ("grpo", {"mask_truncated": True, "kl_early_stop": 99.0}),
+        ("grpo", {"mask_truncated": True, "max_kl_to_old": 99.0}),
         ("gspo", {}),
         ("dapo", {"importance_cap": 2.0}),
     ],
@@ -300,7 +300,7 @@ def test_an_update_waits_for_the_gpu_at_most_three_times_a_step(name, kind, chan
         waits(minibatches=n, epochs=1, **micro)
         for n, micro in ((2, {}), (4, {}), (4, {"micro_batch_size": 1}))
     )
-    assert four - two == 2 * (2 + ("kl_early_stop" in changes))  # two steps more
+    assert four - two == 2 * (2 + ("max_kl_to_old" in changes))  # two steps more
     assert (
         pieces - four <= 8 + 2 * 8
     )  # a pass for each of eight rows, not of four minibatches; and those that measure how far all went

@@ -225,7 +225,7 @@ def test_each_rule_alone(changes, found):
     assert names(log(**changes), {"gamma": 1.0, "lam": 0.95}) == found
 
 
-SETTINGS_ASKED = asdict(RLHFConfig(steps=12, lr=1e-3, batch_size=100, kl_stop=9.0))
+SETTINGS_ASKED = asdict(RLHFConfig(steps=12, lr=1e-3, batch_size=100, max_kl_to_reference=9.0))
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ MAY_BE_ANY = {
         models.rendering.prompt_and_answer(row) models.rendering.pair_parts(pair)
         recipes.training.first_of(prompts) rollouts.prompts.prompt_of(row)
         rollouts.prompts.data_columns(prompts) rollouts.prompts.prompt_chunks(prompts)
-        rollouts.prompts.drop_long_prompts(prompts) training.trainer.RLHFTrainer.that_fit(prompts)""",
+        rollouts.prompts.drop_long_prompts(prompts) training.trainer.RLHFTrainer.prompts_that_fit(prompts)""",
     "objects of libraries that have no types, or are not installed": """
         compat.trl.config_from_args(args) compat.trl._warn_of_lost(args)
         compat.trl.dpo_from_trl(args) core.processes.full_tensor(x) lesson.draw_tokens(ax)
@@ -162,13 +162,6 @@ MAY_BE_ANY = {
         objective.logprobs_in_pieces.LogprobsInPieces.forward(ctx)
         objective.logprobs_in_pieces.LogprobsInPieces.backward(ctx)
         rollouts.vllm.to_response(completion) rollouts.vllm.VLLMEngine.__init__(llm)""",
-    "the settings of any command; a protocol would say more": """
-        runs.directory.open_run(config) runs.directory._directory_of(config)
-        runs.directory.finished_run(config) runs.directory.settings_of(config)
-        runs.directory.check_same_run(config) runs.directory.saving_conflicts(config)
-        runs.directory.in_run_directory(config) runs.directory.train_policy(reward_fn)
-        runs.trackers.Tracker.on_iteration(trainer)
-        runs.trackers.Tracker._read_settings(trainer)""",
 }
 
 

@@ -46,7 +46,7 @@ def test_flat_groups_give_way_to_the_next_prompts_in_their_place():
     """Four prompts, groups of two. In the first round groups 0 and 2 are flat. Of the two that
     replace them one is flat again, in place 2; and again, which is the last round. Its place keeps
     the flat answers of the last prompt."""
-    t = trainer(redraw_flat=2)
+    t = trainer(max_redraws=2)
     judge = Script([1, 1, 0, 1, 2, 2, 3, 4], [5, 6, 7, 7], [8, 8])
     history = t.train(PROMPTS, judge, steps=1, progress=False)
     rounds = [call[::2] for call in judge.asked]
@@ -68,7 +68,7 @@ class KeepExperience(Callback):
 
 def test_rows_and_columns_stay_together():
     keep = KeepExperience()
-    t = trainer(redraw_flat=1)
+    t = trainer(max_redraws=1)
     t.callbacks = [keep]
     rows = [{"prompt": p, "n": i} for i, p in enumerate(PROMPTS)]
     script = Script([0, 0, 1, 2, 3, 3, 4, 5], [6, 7, 8, 9])
@@ -91,7 +91,7 @@ def test_rows_and_columns_stay_together():
 
 
 def test_a_stream_that_ends_leaves_flat_what_it_cannot_replace():
-    t = trainer(redraw_flat=5)
+    t = trainer(max_redraws=5)
     judge = Script([0, 0, 1, 1, 2, 2, 3, 3], [4, 5])
     history = t.train(iter(PROMPTS[:5]), judge, steps=1, progress=False)
     assert history[0]["groups_redrawn"] == 1
@@ -112,8 +112,8 @@ def test_a_stream_that_ends_leaves_flat_what_it_cannot_replace():
 def test_what_is_left_out_was_never_there(algorithm, more):
     "The same weights after an iteration as without these rows: no denominator knows of them."
     settings = dict(algorithm=algorithm, minibatches=2, **more)
-    dropping = trainer(drop_flat=True, **settings)
-    by_hand = trainer(drop_flat=False, **settings)
+    dropping = trainer(drop_flat_groups=True, **settings)
+    by_hand = trainer(drop_flat_groups=False, **settings)
     scores = torch.tensor([1.0, 1.0, 0.0, 1.0, 2.0, 2.0, 3.0, 5.0]).double()
 
     r = dropping.rollout(PROMPTS[:4])
@@ -130,9 +130,9 @@ def test_what_is_left_out_was_never_there(algorithm, more):
     assert not same(weights(dropping), weights(trainer(algorithm=algorithm)))
 
 
-@pytest.mark.parametrize("more", [dict(beta=0.5, whiten_advantages=True), dict(redraw_flat=2)])
+@pytest.mark.parametrize("more", [dict(beta=0.5, whiten_advantages=True), dict(max_redraws=2)])
 def test_where_all_are_flat_no_step_is_taken(more):
-    t = trainer(drop_flat=True, **more)
+    t = trainer(drop_flat_groups=True, **more)
     before = weights(t)
     history = t.train(PROMPTS, lambda texts: [1.0] * len(texts), steps=2, progress=True)
     assert same(weights(t), before)
@@ -152,7 +152,7 @@ def test_a_resumed_run_draws_the_same_prompts():
     def prompts(seen=0):
         return itertools.islice(itertools.cycle(PROMPTS), seen, None)
 
-    settings = dict(redraw_flat=3, drop_flat=True)
+    settings = dict(max_redraws=3, drop_flat_groups=True)
     whole = trainer(**settings)
     expected = whole.train(prompts(), only_even, progress=False)
     assert sum(m["groups_redrawn"] for m in expected) > 3

@@ -447,3 +447,54 @@ def test_completions_have_special_tokens_where_the_settings_ask_for_them(keep):
     tokens = Tokens(tokenizer, [EOS], tokenizer.pad_token_id)
     score_rollout(rollout, judge, settings, tokens, TrainerState(), RewardLog())
     assert seen == ["w3 w5 w4" if keep else "w5"]
+
+
+def ids_only(**settings):
+    "A trainer whose prompts are token ids: it has no tokenizer."
+    small = config("grpo", eval_every=1, recheck_every=1, **settings)
+    return RLHFTrainer(tiny(), config=small, stop_token_ids=[EOS])
+
+
+def lengths(completion_ids):
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def test_a_trainer_without_a_tokenizer_trains_with_rewards_that_read_ids():
+    asked = []
+
+    def reward(completion_ids, prompt_ids, answer, completions=None):
+        asked.extend(zip(prompt_ids, answer, strict=True))
+        assert completions is None
+        return [1.0 * (ids[0] == right) for ids, right in zip(completion_ids, answer, strict=True)]
+
+    rows = [{"prompt": [3, 4 + i], "answer": i} for i in range(4)]
+    t = ids_only()
+    (log,) = t.train(rows, reward, steps=1, held_out=rows[:1], progress=False)
+    assert 0 <= log["reward_mean"] <= 1 and log["held_out_reward"] is not None
+    assert all(prompt == [3, 4 + right] for prompt, right in asked) and len(asked) > 8
+    rollout = t.score(t.rollout([[3, 4]] * 4), [lengths, lambda completion_ids, **_: [0.0] * 8])
+    assert rollout.scores.tolist() == rollout.attention_mask.sum(-1).tolist()
+
+
+def test_scores_of_tokens_need_no_tokenizer():
+    t = ids_only()
+    rollout = t.score(
+        t.rollout([[3, 4]] * 4), lambda completion_ids: [[0.5] * len(ids) for ids in completion_ids]
+    )
+    torch.testing.assert_close(
+        rollout.scores.double(), 0.5 * rollout.attention_mask.sum(-1).double()
+    )
+
+
+@pytest.mark.parametrize(
+    "reward, says",
+    [
+        (reward, "reward reads texts, and without a tokenizer there are none"),
+        (lambda completions: [0.0] * 8, "name the parameter completion_ids"),
+        (lambda completion_ids, prompts: [0.0] * 8, "asks for 'prompts', and there is only"),
+    ],
+)
+def test_without_a_tokenizer_a_reward_that_reads_texts_is_refused_by_name(reward, says):
+    t = ids_only()
+    with pytest.raises(RewardError, match=says):
+        t.score(t.rollout([[3, 4]] * 4), reward)

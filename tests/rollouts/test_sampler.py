@@ -5,7 +5,8 @@ import pytest
 import torch
 import transformers
 import two_processes
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from instruct_goose.config import RLHFConfig
@@ -280,3 +281,77 @@ def test_processes_with_different_settings_are_refused():
 def test_one_process_alone_samples_without_a_wrapper():
     sampler = OwnRandomNumbers()
     assert data_parallel(sampler, Tokens(TOKENIZER, [2], 0)) is sampler
+
+
+def metaspace():
+    "As SentencePiece: ▁ stands for a blank, and the decoder leaves out the first one."
+    words = ["<pad>", "<bos>", "<eos>", "<unk>", "▁the", "▁END", "▁", "END", ".", "▁film", "s"]
+    pieces = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    pieces.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=pieces, pad_token="<pad>", eos_token="<eos>")
+
+
+def llama_spaces():
+    "As Llama 2's: ▁ is replaced, bytes fall back, and one leading blank is stripped."
+    made = metaspace()
+    made.backend_tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
+    )
+    return made
+
+
+def word_piece():
+    "As BERT's: a word stands behind a blank, a piece with ## goes on."
+    words = ["[PAD]", "[UNK]", "[SEP]", "the", "END", "##s", ".", "film"]
+    pieces = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    pieces.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    return PreTrainedTokenizerFast(tokenizer_object=pieces, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def byte_level():
+    return bpe_tokenizer(["the END. " * 9, " END"], 300, lowercase=False, add_bos=False)
+
+
+@pytest.mark.parametrize(
+    "make, the, end",
+    [
+        (metaspace, ["▁the"], ["▁END"]),
+        (metaspace, ["▁the"], ["▁", "END"]),
+        (llama_spaces, ["▁the"], ["▁END"]),
+        (word_piece, ["the"], ["END"]),
+        (byte_level, ["the"], ["ĠEND"]),
+    ],
+    ids=["metaspace", "metaspace in two", "llama", "wordpiece", "bytes"],
+)
+def test_a_stop_with_a_leading_blank_is_found_with_every_decoder(make, the, end):
+    tokenizer = make()
+    the, end = (tokenizer.convert_tokens_to_ids(tokens) for tokens in (the, end))
+    stops = StopStrings([" END"], tokenizer)
+    assert tokenizer.decode([*the, *end]) == "the END"
+    assert stops.found(end, before=the)  # the response begins with it
+    assert stops.found([*the, *end]) and stops.found([*the * 20, *end], before=the)
+    assert not stops.found(the * 3, before=end)  # it stands in the prompt
+    watch = stops.watch([[], []], [the, the])
+    assert watch(torch.tensor([0, 1]), torch.tensor([end[0], the[0]])).tolist() == [
+        len(end) == 1,
+        False,
+    ]
+    query, response = pad([the, the], 0), pad([end, [the[0]] * len(end)], 0)
+    assert stops.ended(Rollout(*query, *response), []).tolist() == [True, False]
+
+
+def test_a_stop_without_a_blank_is_not_found_across_the_prompt():
+    tokenizer = byte_level()
+    one, two = (tokenizer(text)["input_ids"] for text in ("th", "e END"))
+    assert not StopStrings(["the"], tokenizer).found(two, before=one)
+
+
+def test_a_character_that_is_divided_between_prompt_and_response_is_no_error():
+    tokenizer = byte_level()
+    ids = tokenizer("é END", add_special_tokens=False)["input_ids"]
+    assert StopStrings([" END"], tokenizer).found(ids[1:], before=ids[:1])

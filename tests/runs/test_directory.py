@@ -300,7 +300,7 @@ def test_a_log_of_tokens_is_cut_back_byte_for_byte(tmp_path):
 
 
 def test_a_run_that_its_kl_ended_stays_ended_though_it_was_killed_before_it_could_say_so(tmp_path):
-    made, again = (trainer(5, kl_stop=1e-6, lr=0.05) for _ in range(2))
+    made, again = (trainer(5, max_kl_to_reference=1e-6, lr=0.05) for _ in range(2))
     ended = train_in(made, tmp_path, ROWS, right, save_every=1, progress=False)
     assert (
         ended["iterations"] == 2 and "kl_to_reference is" in ended["stopped"]

@@ -196,9 +196,9 @@ def test_a_supervised_stage_keeps_every_whole_step_without_a_copy(tmp_path):
 def test_a_signal_in_the_middle_of_an_update_waits_for_its_end(tmp_path):
     with pytest.raises(Terminated), CheckpointManager(tmp_path, {}, steps=9) as manager:
         stage = manager.stage("sft")
-        with stage.update():
+        with stage.moving_weights():
             os.kill(os.getpid(), signal.SIGTERM)
-            stage.reached(4, 9, lambda: {"w": torch.ones(1)})
+            stage.mark_reached(4, 9, lambda: {"w": torch.ones(1)})
         pytest.fail("it was forgotten")
     assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1])[1]["place"] == ["sft", 4, 9]
 

@@ -10,7 +10,6 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -169,7 +168,9 @@ def test_what_is_not_installed_is_said_before_anything_is_done(monkeypatch, tmp_
     monkeypatch.setattr("instruct_goose.runs.trackers.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"--track wandb needs the package wandb.*\[trackers\]"):
         need_tracker("wandb")
-    given = SimpleNamespace(track="wandb", output_dir=tmp_path / "run", resume=False)
+    given = TrainConfig(
+        model="m", data=Path("x"), reward=("r",), track="wandb", output_dir=tmp_path / "run"
+    )
     with pytest.raises(ValueError, match="needs the package wandb"):
         open_run(given, "train")
     assert not any(tmp_path.iterdir())  # before anything is written

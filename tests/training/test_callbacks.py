@@ -191,7 +191,7 @@ def test_a_function_that_returns_nothing_true_lets_the_run_go_on(answer):
 
 def test_of_several_reasons_the_first_is_named():
     first = StopWhen(lambda metrics: True)
-    t = trainer(kl_stop=1e-9, callbacks=[first])
+    t = trainer(max_kl_to_reference=1e-9, callbacks=[first])
     t.train(PROMPTS, reward, progress=False, callback=lambda m: False)
     assert t.stopped == "iteration 0: the callback asked for it"
 

@@ -303,7 +303,10 @@ def test_a_run_goes_on_within_the_limit(limit, kl):
 def test_without_a_policy_within_the_limit_the_last_one_stays():
     agent = Agent(tiny())
     start = weights(agent)
-    assert KLStop(agent, 2.0).reason_to_stop(2.5) == "kl_to_reference is 2.5, above kl_stop, 2"
+    assert (
+        KLStop(agent, 2.0).reason_to_stop(2.5)
+        == "kl_to_reference is 2.5, above max_kl_to_reference, 2"
+    )
     assert same(weights(agent), start)
 
 
@@ -313,7 +316,7 @@ def limited_run():
     history = free.train(small_trainer.PROMPTS, reward, steps=6, progress=False)
     assert free.stopped is None
     limit = history[2]["kl_to_reference"]
-    limited = small_trainer.trainer(kl_stop=limit)
+    limited = small_trainer.trainer(max_kl_to_reference=limit)
     policies = []
     stopped = limited.train(
         small_trainer.PROMPTS,
@@ -333,7 +336,7 @@ def test_a_run_stops_after_the_iteration_whose_kl_is_too_large():
     assert len(policies) == limited.iteration == first + 1
     kl = history[first]["kl_to_reference"]
     assert limited.stopped.startswith(
-        f"iteration {first}: kl_to_reference is {kl:.3g}, above kl_stop"
+        f"iteration {first}: kl_to_reference is {kl:.3g}, above max_kl_to_reference"
     )
 
 

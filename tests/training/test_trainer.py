@@ -338,7 +338,7 @@ def test_stale_minibatches_and_their_micro_batches_have_the_gradient_of_the_equa
     assert sum(g.abs().sum() for g in expected) > 1e-3
     for micro in (1, 2, None):
         trainer.config.micro_batch_size = micro
-        log = trainer.update(experience[minibatch], first=False)
+        log = trainer.update(experience[minibatch], is_first=False)
         for a, b in zip(gradients(agent), expected, strict=True):
             torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-7)
         assert ("value_grad_norm" in log) == (trainer.config.advantage == "gae")
@@ -759,3 +759,18 @@ def test_compute_loss_refuses_a_baseline_that_is_not_finite(unchecked):
     baseline = BASELINE / torch.tensor([0.0, 1, 1, 1])
     with unchecked(), pytest.raises(FloatingPointError, match="baseline is inf at response 0"):
         t.compute_loss(**GOOD, baseline=baseline)
+
+
+def test_layers_that_transformers_was_asked_to_recompute_are_recomputed():
+    passes = []
+    model = tiny("llama")
+    for layer in model.model.layers:
+        layer.input_layernorm.register_forward_hook(
+            lambda *_: passes.append(1) if torch.is_grad_enabled() else None
+        )
+    t = RLHFTrainer(model, config=config("grpo", minibatches=1, epochs=1), tokenizer=TOKENIZER)
+    t.train(PROMPTS, reward, steps=1, progress=False)
+    plain = len(passes)
+    model.activation_checkpointing_enable()
+    t.train(PROMPTS, reward, steps=1, progress=False)
+    assert len(passes) - plain == 2 * plain == 2 * len(model.model.layers)

@@ -139,10 +139,10 @@ def log_ratios_before_each_step(minibatches, limit):
     seen = []
 
     class Watched(RLHFTrainer):
-        def update(self, batch, first=False):
+        def update(self, batch, is_first=False):
             logprobs = self.evaluate_policy(batch).logprobs.detach()
             seen.append((logprobs - batch.old_logprobs)[batch.mask].tolist())
-            return super().update(batch, first)
+            return super().update(batch, is_first)
 
     t = trainer(
         cls=Watched,
@@ -150,7 +150,7 @@ def log_ratios_before_each_step(minibatches, limit):
         minibatches=minibatches,
         epochs=5,
         lr=0.02,
-        kl_early_stop=limit,
+        max_kl_to_old=limit,
     )
     t.step(PROMPTS, lambda texts: [float(len(x) + 3 * i) for i, x in enumerate(texts)])
     return seen
@@ -370,7 +370,7 @@ def gradients_and_log(rollout, autocast):
         layer = model.transformer.h[0].mlp.c_fc
         layer.register_forward_hook(lambda _module, _input, output: dtypes.add(output.dtype))
     r = t.advantages(copy.deepcopy(rollout))
-    t.update(shuffled(t, r)[0], first=True)
+    t.update(shuffled(t, r)[0], is_first=True)
     gradients = torch.cat([p.grad.flatten() for p in t.agent.policy_parameters()])
     types_in_the_update = set(dtypes)
     assert {p.dtype for p in t.agent.parameters()} == {torch.float32}
