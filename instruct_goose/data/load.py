@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['Source', 'Row', 'PROMPTS', 'ANSWERS', 'LABELLED_ANSWERS', 'PAIRS', 'FORMATS', 'BINARY', 'stream_prompts',
            'load_prompts', 'stream_answers', 'load_answers', 'stream_pairs', 'load_pairs', 'RowKind', 'ReadOptions',
-           'has_template', 'stream_rows', 'UnusedColumns', 'warn_of_unused', 'read_once', 'check_report', 'format_of',
-           'read_rows', 'load_saved', 'datasets_library', 'load_from_hub', 'check_length', 'count_tokens',
-           'check_source', 'check_path']
+           'has_template', 'stream_rows', 'UnusedColumns', 'warn_of_unused', 'read_once', 'check_report',
+           'formats_table', 'format_of', 'read_rows', 'load_saved', 'datasets_library', 'load_from_hub', 'check_length',
+           'count_tokens', 'check_source', 'check_path']
 
 # %% ../../nbs/reference/data/load.ipynb #c3a31bb4
 import hashlib
@@ -26,7 +26,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from ..core.checks import install, shorten
-from ..core.files import require_rows_file
+from ..core.files import require_rows_file, text_table
 from instruct_goose.data.files import (
     BadRow,
     batch_rows,
@@ -261,7 +261,7 @@ def check_report(source: Source, report: Mapping) -> None:
     )
 
 # %% ../../nbs/reference/data/load.ipynb #65fd4f8c
-FORMATS = {  # suffix → what the file holds; each of them also compressed, but for the last three
+FORMATS = {  # suffix → what the file holds
     ".jsonl": "JSON lines",
     ".ndjson": "JSON lines",
     ".json": "a JSON array, an object with the rows under data or rows, or JSON lines",
@@ -272,6 +272,18 @@ FORMATS = {  # suffix → what the file holds; each of them also compressed, but
     ".feather": "Feather, version 2",
 }
 BINARY = (".parquet", ".arrow", ".feather")  # are compressed inside
+
+
+def formats_table() -> str:  # Markdown
+    "Make the table of the files that are read, and of what must be installed for them."
+    packed = ", ".join(f"`{suffix}`" for suffix in COMPRESSED)
+    rows = []
+    for suffix, about in FORMATS.items():
+        needs = "pyarrow" if suffix in BINARY else "–"
+        rows.append([f"`{suffix}`", about, needs])
+    rows.append([packed, "behind a suffix of a text: the same, compressed", "pyarrow for `.zst`"])
+    rows.append(["a folder", "what `save_to_disk` has written; of several splits train", "datasets"])
+    return text_table(["file", "holds", "needs"], rows)
 
 
 def format_of(path: str) -> str:  # "": it is not known

@@ -385,11 +385,12 @@ def _no_shape(
         needed.insert(0, shape.opening[0])
     lacking = [part for part in needed if part not in known and not _has(row, part)]
     part = (lacking or needed)[0]
+    names = [str(name) for name in row]
     for other in (*shape.opening[:1], *lacking):  # a name that is only spelt otherwise
-        if not _has(row, other) and difflib.get_close_matches(PARTS[other][0], list(row), 1):
+        if not _has(row, other) and difflib.get_close_matches(PARTS[other][0], names, 1):
             part = other
     settable = next((name for name, parts in SETTABLE.items() if part in parts), "prompt")
-    similar = difflib.get_close_matches(PARTS[part][0], list(row), 1)
+    similar = difflib.get_close_matches(PARTS[part][0], names, 1)
     words = [f"no {PARTS[part][0]!r}: {_known(row)}"]
     if PARTS[part][1:]:
         words.append(f"It may also be called {', '.join(PARTS[part][1:])}")
