@@ -282,7 +282,9 @@ def formats_table() -> str:  # Markdown
         needs = "pyarrow" if suffix in BINARY else "–"
         rows.append([f"`{suffix}`", about, needs])
     rows.append([packed, "behind a suffix of a text: the same, compressed", "pyarrow for `.zst`"])
-    rows.append(["a folder", "what `save_to_disk` has written; of several splits train", "datasets"])
+    rows.append(
+        ["a folder", "what `save_to_disk` has written; of several splits train", "datasets"]
+    )
     return text_table(["file", "holds", "needs"], rows)
 
 

@@ -648,7 +648,8 @@ def check_turns(value: Sequence, name: str, where: str) -> list[dict]:
     """Return turns that have a role and a content, without the fields that are null.
 
     Turns of ShareGPT, from and value, become such. A content is a text, a list of parts of which
-    each has a text, or null beside tool calls, whose arguments are read where they are JSON.
+    each has a text, or null beside tool calls, whose arguments are read where they are JSON. A
+    single part becomes its text, which every chat template takes.
     Raises BadRow for a conversation without turns, and for a turn without one of them.
     """
     if not value:
@@ -668,6 +669,8 @@ def check_turns(value: Sequence, name: str, where: str) -> list[dict]:
         elif content or not turn.get("tool_calls"):
             require_text(content, f"{place}, content", where)
         kept = {key: field for key, field in turn.items() if field is not None}
+        if is_turns(content) and len(content) == 1:
+            kept["content"] = content[0]["text"]
         if kept.get("tool_calls"):
             kept["tool_calls"] = [_with_arguments(call) for call in kept["tool_calls"]]
         turns.append({"content": None} | kept)

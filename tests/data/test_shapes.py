@@ -12,7 +12,13 @@ import fuzz
 import pytest
 
 from instruct_goose.data.files import BadRow
-from instruct_goose.data.load import UnusedColumns, load_answers, load_pairs, load_prompts
+from instruct_goose.data.load import (
+    UnusedColumns,
+    load_answers,
+    load_from_hub,
+    load_pairs,
+    load_prompts,
+)
 from instruct_goose.data.rows import read_answer, read_pair, read_prompt
 from instruct_goose.data.shapes import (
     PARTS,
@@ -47,10 +53,7 @@ ANSWERS = {
     "TRL, prompt and completion": ("2 + 3 =", " 5"),
     "TRL, conversation": ([user()], [said()]),
     "TRL and OpenAI, messages": ([user()], [said()]),
-    "OpenAI, content in parts": (
-        [{"role": "user", "content": [{"type": "text", "text": "2 + 3?"}]}],
-        [said()],
-    ),
+    "OpenAI, content in parts": ([user()], [said()]),
     "OpenAI, tool calls": (CALLING, [said()]),
     "ShareGPT": ([SYSTEM, user()], [said()]),
     "ShareGPT, with tools": (CALLING, [said()]),
@@ -359,6 +362,12 @@ def test_roles_of_share_gpt(tokenizer, refused):
     refused(lambda: load("SFT", [{"conversations": call}]), "turn 1", "'add(2, 3)' is no {")
 
 
+def test_several_parts_of_a_content_stay_for_the_template():
+    parts = [{"type": "text", "text": "2 +"}, {"type": "text", "text": " 3?"}]
+    made = load("SFT", [{"messages": [{"role": "user", "content": parts}, said()]}])
+    assert made["prompt"] == [{"role": "user", "content": parts}]
+
+
 def test_histories_stand_before_the_instruction(tokenizer, refused):
     row = {"instruction": "q", "output": "a", "history": [["p", "b"]], "system": "s"}
     made = load("SFT", [row], tokenizer=tokenizer)
@@ -480,3 +489,30 @@ def test_help_and_page_are_made_from_the_table():
 def test_a_path_may_be_a_path_or_a_text(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "a"}')
     assert load_prompts(tmp_path / "a.jsonl") == load_prompts(str(Path(tmp_path, "a.jsonl")))
+
+
+# --- data sets by name
+
+
+def test_a_data_set_is_named_with_its_configuration_and_split(tmp_path, refused):
+    pytest.importorskip("datasets")
+    for name in ("main", "other"):
+        for split in ("train", "test"):
+            path = tmp_path / "set" / name / f"{split}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f'{{"prompt": "{name} {split} {i}"}}\n' for i in range(3)))
+    card = "---\nconfigs:\n"
+    for name in ("main", "other"):
+        card += f"- config_name: {name}\n  data_files:\n"
+        card += "".join(f"  - split: {x}\n    path: {name}/{x}.jsonl\n" for x in ("train", "test"))
+    (tmp_path / "set/README.md").write_text(card + "---\n")
+    place = str(tmp_path / "set")
+
+    def first(name):
+        return load_prompts(load_from_hub(name))[0]["prompt"]
+
+    assert first(f"{place}:other:test") == "other test 0"
+    assert first(f"{place}:main:train[1:2]") == "main train 1"
+    refused(lambda: load_from_hub(place), "main", f"{place}:CONFIGURATION:SPLIT")
+    refused(lambda: load_from_hub(f"{place}:main:nosuch"), "nosuch", "CONFIGURATION:SPLIT")
+    refused(lambda: load_from_hub("a:b:c:d"), "write NAME, NAME:SPLIT or NAME:CONFIGURATION:SPLIT")
