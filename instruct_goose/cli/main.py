@@ -51,6 +51,7 @@ from instruct_goose.core.files import (
     require_rows_file,
     require_settings_file,
 )
+from ..core.user_files import PACKAGE
 
 # %% ../../nbs/guides/command_line.ipynb #795c4ef7
 class Command(NamedTuple):
@@ -533,10 +534,14 @@ def in_a_shell(text: str, settings: Collection[str]) -> str:
         column = "NAME" if match[2] == "…" else shlex.quote(match[2])
         return f"--{setting.replace('_', '-')} {column}"
 
+    def as_policy(match: re.Match[str]) -> str:
+        return f"--{match[1].replace('_', '-')} {match[2]}"
+
     def as_dataset(match: re.Match[str]) -> str:
         return f"--dataset {match[1].strip(chr(39)) if match[1] != 'name' else 'NAME'}"
 
     text = re.sub(r"columns=\{'(\w+)': '([^']*)'\}", as_column, text)
+    text = re.sub("(bad_rows|long_rows)='([a-z]+)'", as_policy, text)
     return re.sub(r"datasets\.load_dataset\((.*?), split='train'\)", as_dataset, text)
 
 
@@ -546,7 +551,10 @@ def in_a_sentence(error: BaseException, argv: Sequence[str] = ()) -> str:
     With its place if it is the user's, and with flags for what a message says in Python.
     """
     place = foreign(error)
-    is_ours = isinstance(error, OURS) or type(error).__module__.startswith("instruct_goose")
+    module = type(error).__module__
+    is_ours = isinstance(error, OURS) or (
+        module.startswith("instruct_goose") and not module.startswith(PACKAGE)
+    )
     text = "".join(traceback.format_exception_only(error)).strip()
     if is_ours and place is None:
         text = text.partition(": ")[2]  # without the name of its class

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MATRIX_TYPES', 'with_lora', 'widen_trainable', 'require_peft', 'four_bits', 'adapter_layers', 'has_adapters',
            'frozen_copy', 'copy_sharing_frozen', 'without_adapters', 'unwrap_peft', 'merge_adapters', 'merge_in_place',
-           'module_state', 'load_module']
+           'module_state', 'load_module_state']
 
 # %% ../../nbs/guides/lora.ipynb #ada904
 import copy
@@ -280,7 +280,7 @@ def module_state(module: nn.Module) -> dict[str, Tensor]:
 
 # %% ../../nbs/guides/lora.ipynb #1d931571
 @torch.no_grad()
-def load_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def load_module_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Write what `module_state` gave into a module, in place.
 
     Raises ValueError, with nothing written, for another model's tensors (see `check_tensors`).

@@ -4,18 +4,18 @@
 
 # %% auto #0
 __all__ = ['Columns', 'SAMPLE', 'C', 'NOTHING', 'NAMES_OF_RUNS', 'INTEGER', 'DECIMAL', 'PASSING', 'own_tokenizer', 'own_rows',
-           'named_columns', 'source_of', 'read_demos', 'read_preferences', 'arguments_in', 'with_arguments',
-           'naming_row', 'read_prompts', 'unused_columns', 'load_reward', 'named_object', 'load_module', 'PlugIns',
-           'load_plugins', 'try_reward', 'OwnRun', 'hints_for_run', 'name_in_run', 'settings_in', 'parse_settings',
-           'by_name', 'as_setting', 'as_value', 'as_item', 'meanings_of', 'as_yaml', 'own_model', 'memory_parts',
-           'readable', 'at_most', 'memory_table']
+           'source_name', 'named_columns', 'source_of', 'read_demos', 'read_preferences', 'check_fit', 'arguments_in',
+           'with_arguments', 'naming_row', 'read_prompts', 'unused_columns', 'load_reward', 'named_object',
+           'load_module', 'PlugIns', 'load_plugins', 'try_reward', 'right_answer', 'OwnRun', 'hints_for_run',
+           'name_in_run', 'settings_in', 'parse_settings', 'by_name', 'as_setting', 'as_value', 'as_item',
+           'meanings_of', 'as_yaml', 'own_model', 'memory_parts', 'readable', 'at_most', 'memory_table']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
-import importlib.util
+import importlib
 import json
 import math
+import os
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -50,7 +50,9 @@ from instruct_goose.core.files import (
     sha256,
     text_table,
 )
-from ..data.files import BadRow
+from ..core.user_files import imports_from, run_user_file
+from ..data.bad_rows import BadRows, RowPolicy, RowReport, usable_rows
+from ..data.files import BadRow, LocatedRow
 from instruct_goose.data.load import (
     check_source,
     has_template,
@@ -62,6 +64,7 @@ from instruct_goose.data.load import (
 from ..data.rows import read_answer, read_pair, read_prompt, TEMPLATE_COLUMNS
 from ..models.adapters import four_bits, MATRIX_TYPES, with_lora
 from ..models.loading import load_model, load_tokenizer
+from ..models.long_rows import fit_row, row_length, Side
 from ..models.reward_model import RewardModel
 from ..objective.group import PRESETS
 from ..models.rendering import is_conversation, Renderer, template_columns
@@ -69,8 +72,11 @@ from ..rollouts.prompts import data_columns
 from instruct_goose.rollouts.rewards import (
     check_column_names,
     completion_kwargs,
+    NO_ALARMS,
+    noticing_alarms,
     score_texts,
     RewardLog,
+    TAKES_ALL,
     reward_tools,
 )
 from ..runs.directory import saving_conflicts
@@ -98,20 +104,21 @@ Columns = Mapping[str, str | None] | None  # our name → the file's; None: it h
 def own_rows(
     source: Source,
     arguments: Mapping[str, Any] | None = None,  # for the chat template, of every row
-) -> Iterator[tuple[str, Any]]:
-    """Yield where each row stands, and the row.
+) -> Iterator[LocatedRow]:
+    """Yield where each row stands, and the row, or the BadRow for it.
 
-    Raises BadRow for the first row that cannot be read, and ValueError if there are none.
+    Raises as `check_source`.
     """
     check_source(source)
-    is_empty = True
     for where, row in read_rows(source):
-        is_empty = False
-        if isinstance(row, BadRow):
-            raise row
-        yield where, with_arguments(row, arguments or {})
-    if is_empty:
-        raise ValueError(f"{source}: no rows")
+        if not isinstance(row, BadRow):
+            row = with_arguments(row, arguments or {})
+        yield where, row
+
+
+def source_name(source: Source) -> str:
+    "What messages call a source."
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else "the rows"
 
 
 def named_columns(columns: Columns) -> dict[str, str]:  # our name → the file's
@@ -135,24 +142,30 @@ def read_demos(
     columns: Columns = None,  # prompt, completion, messages
     labels: bool = False,  # each row says whether its answer is good, for `train_kto`
     arguments: Mapping[str, Any] | None = None,  # for the chat template, of every row
+    policy: RowPolicy = RowPolicy(),  # what is done about bad rows and long ones
+    report: RowReport | None = None,  # is filled
 ) -> list[dict]:  # "prompt" and "completion": texts or messages; perhaps "label", a bool
     """Read answers to learn from, with the columns that the chat template takes.
 
-    Raises BadRow for the first row that is none, that the chat template does not render whole, or
-    that has a column without which it means something else. Warns of columns that are not used.
+    Raises BadRow, naming the first of them, for rows that are none, that the chat template does
+    not render whole, that are too long, or that have a column without which they mean something
+    else; or leaves them out, as the policy says. Warns of columns that are not used.
     """
     renderer = Renderer(tokenizer)
+    found = RowReport() if report is None else report
     named = named_columns(columns)
-    demos = []
-    unused: set[str] = set()
-    for where, row in own_rows(source, arguments):
-        demo, others = read_answer(row, where, named, has_template(tokenizer), labels)
-        if not isinstance(demo["prompt"], str):
-            with naming_row(where):
-                renderer.row(demo["prompt"], demo["completion"], **template_columns(demo))
-        unused |= others
-        demos.append(demo)
-    warn_of_unused(unused)
+
+    def demo(row: object, where: str) -> dict:
+        made, others = read_answer(row, where, named, has_template(tokenizer), labels)
+        with naming_row(where):
+            rendered = renderer.row(made["prompt"], made["completion"], **template_columns(made))
+        check_fit([rendered.sides], policy, where, found)
+        found.note_columns(row, {*others})
+        return made
+
+    rows = own_rows(source, arguments)
+    demos = usable_rows(rows, demo, policy, found, source_name(source))
+    warn_of_unused(found.unused)
     return demos
 
 
@@ -160,32 +173,57 @@ def read_preferences(
     source: Source,
     tokenizer: PreTrainedTokenizerBase,
     columns: Columns = None,  # prompt, chosen, rejected, messages
-    margins: bool = False,  # the rows' margins are used, as by `train_reward_model`
+    margins: bool = False,  # for a reward model, which reads whole rows, and uses margins
     arguments: Mapping[str, Any] | None = None,  # for the chat template, of every row
+    policy: RowPolicy = RowPolicy(),  # what is done about bad rows and long ones
+    report: RowReport | None = None,  # is filled
 ) -> list[dict]:  # "prompt", "chosen", "rejected": texts or messages; perhaps "margin"
     """Read pairs of which the first answer is preferred, for `train_dpo`.
 
-    Raises BadRow for the first row that is none, that the chat template does not render whole, or
-    that has a column without which it means something else. Warns of columns that are not used.
+    Raises BadRow, naming the first of them, for rows that are none, that the chat template does
+    not render whole, that are too long, or that have a column without which they mean something
+    else; or leaves them out, as the policy says. Warns of columns that are not used.
     """
     renderer = Renderer(tokenizer)
+    render = renderer.rows_to_score if margins else renderer.rows
+    found = RowReport() if report is None else report
     named = named_columns(columns)
-    pairs = []
-    unused: set[str] = set()
-    for where, row in own_rows(source, arguments):
+
+    def preference(row: object, where: str) -> dict:
         pair, others = read_pair(row, where, named, has_template(tokenizer))
         if "margin" in pair and not margins:
             raise BadRow(
                 "column", where, "it has a margin, and only a reward model learns from it: drop it"
             )
-        if not isinstance(pair["prompt"], str):
-            with naming_row(where):
-                renderer.row(pair["prompt"], pair["chosen"], **template_columns(pair))
-                renderer.row(pair["prompt"], pair["rejected"], **template_columns(pair))
-        unused |= others
-        pairs.append(pair)
-    warn_of_unused(unused)
+        with naming_row(where):
+            answers = [pair["chosen"], pair["rejected"]]
+            arguments_of_row = template_columns(pair)
+            both = render([pair["prompt"]] * 2, answers, [arguments_of_row] * 2, "{}".format)
+        check_fit([side.sides for side in both], policy, where, found)
+        found.note_columns(row, {*others})
+        return pair
+
+    rows = own_rows(source, arguments)
+    pairs = usable_rows(rows, preference, policy, found, source_name(source))
+    warn_of_unused(found.unused)
     return pairs
+
+
+def check_fit(
+    row: list[Side],
+    policy: RowPolicy,
+    where: str,
+    report: RowReport,  # is told of a row that will be cut
+) -> None:
+    "Raises BadRow for a row that is too long, and for a pair that is a tie where it is cut."
+    if policy.limit is None or row_length(row) <= policy.limit:
+        return
+    length = f"{row_length(row)} tokens, and the limit is {policy.limit}"
+    if policy.long_rows != "cut":
+        raise BadRow("length", where, f"it has {length}: shorten or drop it")
+    if fit_row(row, policy.limit, "cut") is None:
+        raise BadRow("tie", where, f"it has {length}: both answers are the same where it is cut")
+    report.cut += 1
 
 
 def arguments_in(text: str | None) -> dict[str, Any] | None:  # None: it is no object
@@ -234,31 +272,45 @@ def read_prompts(
     columns: Columns = None,  # prompt, messages, answer
     asked: Collection[str] = (),  # columns that a reward function asks for
     arguments: Mapping[str, Any] | None = None,  # for the chat template, of every row
+    policy: RowPolicy = RowPolicy(),  # what is done about bad rows and long ones
+    report: RowReport | None = None,  # is filled
 ) -> list[dict]:  # {"prompt": a text or messages, …}, for `RLHFTrainer.train`
     """Read prompts with the data's other columns.
 
     Of a conversation the assistant's last turn is left out: the policy is to write it. Raises
-    BadRow for the first row that is no prompt, that the chat template does not render whole, or
-    that has a column without which the prompt means something else and that no reward asks for.
+    BadRow, naming the first of them, for rows that are no prompt, that the chat template does not
+    render whole, that are too long, or that have a column without which the prompt means
+    something else and that no reward asks for; or leaves them out, as the policy says.
     """
     renderer = Renderer(tokenizer)
+    found = RowReport() if report is None else report
     named = named_columns(columns)
-    prompts = []
-    unused: set[str] = set()
-    for where, row in own_rows(source, arguments):
-        prompt, others = read_prompt(row, where, named, has_template(tokenizer), asked)
-        check_column_names(prompt)
-        if not isinstance(prompt["prompt"], str):
-            with naming_row(where):
-                renderer.prompt(prompt["prompt"], **template_columns(prompt))
-        unused |= others
-        prompts.append(prompt)
-    warn_of_unused(unused)
+    displaced: set[str] = set()  # columns that have our names, where others were named
+
+    def prompt(row: object, where: str) -> dict:
+        made, others = read_prompt(row, where, named, has_template(tokenizer), asked)
+        check_column_names(made)
+        value = made["prompt"]
+        with naming_row(where):
+            row_arguments = {} if isinstance(value, str) else template_columns(made)
+            ids = renderer.prompt(value, **row_arguments)
+        check_fit([(ids, [])], policy, where, found)
+        displaced.update(others)
+        not_asked_for = unused_columns(made, ["prompt", *asked])
+        found.note_columns(row, {*others} if TAKES_ALL in asked else {*others} | not_asked_for)
+        return made
+
+    rows = own_rows(source, arguments)
+    prompts = usable_rows(rows, prompt, policy, found, source_name(source))
+    warn_of_unused(displaced)
     return prompts
 
 
 def unused_columns(row: Mapping, used: Collection[str]) -> set[str]:
-    "Names of a row's columns that are not used; those for the chat template are."
+    """Collect the names of a row's columns that are not used.
+
+    Those that the chat template takes are used.
+    """
     return {name for name in row if name not in used and name not in TEMPLATE_COLUMNS}
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #86ab05b7
@@ -316,27 +368,21 @@ def load_module(place: str, flag: str) -> ModuleType:
     is_file = place.endswith(".py")
     require_python_file(place, flag)
     path = Path(place).resolve()
-    folder = str(path.parent if is_file else Path.cwd())
-    sys.path.insert(0, folder)
     try:
         with chdir("."):  # back again, wherever a file goes
-            return _run_file(path) if is_file else importlib.import_module(place)
+            if is_file:
+                return _run_file(path)
+            with imports_from(Path.cwd()):
+                return importlib.import_module(place)
     except (Exception, SystemExit) as e:
         raise ValueError(f"{flag}: {place} does not run: {type(e).__name__}: {e}") from e
-    finally:
-        sys.path.remove(folder)
 
 
 def _run_file(path: Path) -> ModuleType:
     "Run a file as a module, unless it was run and has not changed since."
     key = (path, sha256(path))
     if key not in _LOADED:
-        name = f"instruct_goose_file_{path.stem}"
-        spec: Any = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        _LOADED[key] = module
+        _LOADED[key] = run_user_file(path)
     return _LOADED[key]
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #748084ad
@@ -373,48 +419,68 @@ def try_reward(
     weights: Sequence[float] | None = None,
     seconds: float | None = None,  # the longest time that an answer may take
     steps: int = 1,  # iterations of the run, which a reward may ask for
-) -> list[float]:  # what the sample answers to the first two prompts got
+    name: str = "--reward",  # how errors begin
+    answers: str | None = None,  # a column of right answers, which are tried too
+) -> list[float]:  # what the sample answers to the first two prompts got; then the right ones
     """Ask the rewards about sample answers to the first two prompts.
 
-    Raises ValueError, beginning with --reward, for anything that a run would fail at, and for a
-    column that has one of the library's names.
+    Raises ValueError, beginning with `name`, for anything that a run would fail at, for a column
+    that has one of the library's names, and for an alarm under a timeout: Python would refuse it,
+    and the reward may take that for a wrong answer.
     """
     first_rows = list(rows[:2])
+    completions = [SAMPLE] * len(first_rows)
+    for row in rows[:2]:
+        right = right_answer(row, answers)
+        if right is not None:
+            first_rows.append(row)
+            completions.append(right)
     prompts = [row["prompt"] for row in first_rows]
-    answers = [SAMPLE] * len(prompts)
     prompt_ids = Renderer(tokenizer).prompts(prompts, [template_columns(row) for row in first_rows])
-    answer_ids = tokenizer(answers, add_special_tokens=False)["input_ids"]
+    answer_ids = tokenizer(completions, add_special_tokens=False)["input_ids"]
     texts = []
     for i, prompt in enumerate(prompts):
         if is_conversation(prompt):
             ids = prompt_ids[i] + answer_ids[i]
             texts.append(tokenizer.decode(ids, skip_special_tokens=True))
         else:
-            texts.append(f"{prompt} {SAMPLE}")
+            texts.append(f"{prompt} {completions[i]}")
     offered = {name: x for name, x in data_columns(first_rows).items() if name != "prompt"}
     check_column_names(offered)
-    offered |= completion_kwargs(prompts, answers)
+    offered |= completion_kwargs(prompts, completions)
     progress = TrainerState(max_steps=steps, num_train_epochs=1)
     offered |= reward_tools(progress, RewardLog(len(prompts)))
     offered |= {
         "prompt_ids": prompt_ids,
         "completion_ids": answer_ids,
+        "completion_mask": [[1] * len(ids) for ids in answer_ids],
+        "sampled_logprobs": [[0.0] * len(ids) for ids in answer_ids],
         "tokenizer": tokenizer,
     }
+    about = f"{name}, asked about {len(prompts)} sample answers before the run"
     try:
-        result = score_texts(
-            rewards[0] if len(rewards) == 1 else list(rewards),
-            texts,
-            given=offered,
-            weights=weights,
-            seconds=seconds,
-            kind="sample answer",
-        )
+        with noticing_alarms() as signals, chdir("."):  # back again, wherever a reward goes
+            result = score_texts(
+                rewards[0] if len(rewards) == 1 else list(rewards),
+                texts,
+                given=offered,
+                weights=weights,
+                seconds=seconds,
+                kind="sample answer",
+            )
     except (ValueError, TypeError, TimeoutError) as e:
-        raise ValueError(
-            f"--reward, asked about {len(prompts)} sample answers before the run: {e}"
-        ) from e
+        raise ValueError(f"{about}: {e}") from e
+    if signals:
+        raise ValueError(f"{about}: it wants to handle {signals[0]}. {NO_ALARMS}")
     return result.scores.tolist()
+
+
+def right_answer(row: Mapping, column: str | None) -> str | None:  # None: it has none
+    "The answer that a row's column holds: a text, or a number as text."
+    value = row.get(column) if column is not None else None
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
+        return None
+    return str(value)
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #55e9dced
 C = TypeVar("C", bound="OwnRun")
@@ -436,6 +502,7 @@ class OwnRun(Settings):
     rejected_column: str | None = None  # the column of the others, where it is not rejected
     template_kwargs: str | None = None  # for the chat template, as JSON: {"enable_thinking": false}
     eval_data: Path | None = None  # rows of the same form that are never trained on
+    bad_rows: BadRows = "refuse"  # rows that cannot be used: an error; skip: left out, counted
     output_dir: Path | None = None  # where the run is written; none: a fresh one under runs/
     save_every: Count | None = 50  # steps between checkpoints; none: by time alone
     keep: Count = 2  # checkpoints that stay

@@ -332,6 +332,14 @@ CAPTIONS = [
     # learn/evaluation
     Says("d2a87a94", "the best policy's 0.57", 0.57, first(0, INK)),
     Says("d2a87a94", "the best policy's 0.22", 0.22, first(1, INK)),
+    Says("08baad86", "the proxy rises from 0 to 1.56", 1.56, last(0, ORANGE, 36), 0.01),
+    Says("08baad86", "the human score from .1 to 3.0", 3.0, last(1, ORANGE, 36), 0.02),
+    Says("08baad86", "falls from .96 to .38", 0.38, last(2, ORANGE, 36)),
+    Says("08baad86", "with a proxy of 1.24", 1.24, last(0, BLUE, 36)),
+    Says("08baad86", "a human score of 2.4", 2.4, last(1, BLUE, 36), 0.02),
+    Says("08baad86", "and a share of .98", 0.98, last(2, BLUE, 36)),
+    Says("08baad86", "lies at 1.1", 1.1, mark(0, GREEN, 0, "x"), 0.02),
+    Says("08baad86", "with a proxy of 1.16", 1.16, mark(0, GREEN, 0, "y")),
     # learn/exact_world
     Says("01cab36d", "with peaks at .22", 0.22, tallest_bar(0)),
     Says("01cab36d", "a peak of about .28", 0.28, tallest_bar(2)),
