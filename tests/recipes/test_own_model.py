@@ -34,12 +34,12 @@ from instruct_goose import Agent
 from instruct_goose.cli.commands import template_arguments
 from instruct_goose.cli.main import main
 from instruct_goose.data.files import BadRow
+from instruct_goose.data.load import UnusedColumns
 from instruct_goose.models.loading import find_model
 from instruct_goose.models.rendering import template_columns
 from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
     SAMPLE,
-    UnusedColumns,
     as_yaml,
     load_reward,
     own_tokenizer,
@@ -216,7 +216,7 @@ def test_rows_of_every_kind_become_prompts_with_their_columns(here, tokenizer):
         ('{"prompt": "a"', "not JSON"),
         ('{"prompt": ""}', "empty"),
         ('{"prompt": 7}', "prompt is 7"),
-        ('{"question": "a"}', "no 'prompt'"),
+        ('{"film": "a"}', "no 'prompt': there are 'film'"),
         ("7", "type int"),
         (
             '{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
@@ -716,12 +716,12 @@ def test_a_trainer_of_ones_own_trains_and_is_recorded(here, capsys):
 
 
 def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
-    write("odd.jsonl", [{"question": "is tea hot", "right": "yes", "n": 1}])
+    write("odd.jsonl", [{"film": "is tea hot", "right": "yes", "n": 1}])
     assert "--prompt-column NAME" in refused(*train("--data", "odd.jsonl"))
-    names = ["--prompt-column", "question", "--answer-column", "right"]
+    names = ["--prompt-column", "film", "--answer-column", "right"]
     main(train("--data", "odd.jsonl", *names, "--dry-run"))
     main(["sft", "--model", "llama", "--data", "odd.jsonl", *names, "--dry-run"])
-    assert read_demos("odd.jsonl", tokenizer, {"prompt": "question", "completion": "right"}) == [
+    assert read_demos("odd.jsonl", tokenizer, {"prompt": "film", "completion": "right"}) == [
         {"prompt": "is tea hot", "completion": "yes"}
     ]
     pytest.importorskip("datasets")

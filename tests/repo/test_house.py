@@ -144,7 +144,8 @@ MAY_BE_ANY = {
         exercises._kept(x) exercises._value(x) exercises.check(answer)
         exercises._Watch.__init__(answer) rollouts.rewards.copy_containers(x)
         rollouts.rewards.as_number(x) rollouts.rewards.check_scores(scores)
-        recipes.inputs.refuse_lost_meaning(row) recipes.inputs.with_arguments(row)
+        recipes.inputs.with_arguments(row)
+        data.files.batch_rows(batches) data.load._object_rows(source)
         rollouts.rewards.as_score_list(scores) rollouts.rewards._finite_score(score)""",
     "prompts in one of several forms: text, ids, messages, rows, tensors": """
         models.rendering.is_conversation(prompt) models.rendering.template_columns(row)
