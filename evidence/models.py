@@ -121,6 +121,33 @@ def train(case: Case, model: PreTrainedModel) -> tuple[list[dict], torch.nn.Modu
 
 def fault_of(case: Case, folder: Path) -> str | None:
     "Run a case; what is not as it was asked for, None: nothing."
+    model = stored_model(case, folder)
+    if model.dtype != torch.float32:
+        return f"it learns in {model.dtype}"
+    is_policy = case.stage != "reward-model"
+    if case.adapters and is_policy:
+        with_lora(model, rank=2, experts=case.family in MIXTURES)
+        learning = sum(p.requires_grad for n, p in model.named_parameters() if "experts" in n)
+        if learning != 2 * len(expert_parameters(model)):
+            return f"{learning} tensors of experts' adapters learn"
+    if case.checkpointing and is_policy:
+        model.activation_checkpointing_enable()
+    before = [p.detach().clone() for p in model.parameters() if p.requires_grad]
+    passes = Passes(model)
+    log, trained = train(case, model)
+    fault = log_fault(case, log)
+    if fault is None and is_policy:
+        after = [p for p in model.parameters() if p.requires_grad]
+        if all(torch.equal(x, y) for x, y in zip(before, after, strict=True)):
+            return "no weight has moved"
+        times = passes.n / (2 * len(log) * log[0].get("updates", 1))
+        if times != 1 + case.checkpointing:
+            return f"{times:g} passes through each layer in an update"
+    return fault or saved_fault(case, trained, folder)
+
+
+def stored_model(case: Case, folder: Path) -> PreTrainedModel:
+    "Make the case's model, store it, and load it to learn in."
     config = FAMILIES[case.family](tie_word_embeddings=case.tied)
     if case.router:
         config.output_router_logits = True
@@ -129,34 +156,17 @@ def fault_of(case: Case, folder: Path) -> str | None:
     stored = AutoModelForCausalLM.from_config(config)
     dtype = torch.bfloat16 if case.bf16 else torch.float32
     stored.to(dtype).save_pretrained(folder / "base")
-    model = load_model(folder / "base")
-    if model.dtype != torch.float32:
-        return f"it learns in {model.dtype}"
-    adapters = case.adapters and case.stage != "reward-model"
-    if adapters:
-        with_lora(model, rank=2, experts=case.family in MIXTURES)
-        learning = sum(p.requires_grad for n, p in model.named_parameters() if "experts" in n)
-        if learning != 2 * len(expert_parameters(model)):
-            return f"{learning} tensors of experts' adapters learn"
-    if case.checkpointing and case.stage != "reward-model":
-        model.activation_checkpointing_enable()
-    before = [p.detach().clone() for p in model.parameters() if p.requires_grad]
-    passes = Passes(model)
-    log, trained = train(case, model)
+    return load_model(folder / "base")
+
+
+def log_fault(case: Case, log: list[dict]) -> str | None:
+    "What is wrong with the losses in a log; None: nothing."
     losses = [row.get("loss", row.get("policy_loss")) for row in log]
     if not all(isinstance(x, float) and x == x for x in losses):
         return f"its losses are {losses}"
-    if case.stage != "reward-model":
-        after = [p for p in model.parameters() if p.requires_grad]
-        if all(torch.equal(x, y) for x, y in zip(before, after, strict=True)):
-            return "no weight has moved"
-        updates = log[0].get("updates", 1) * (1 if case.stage != "train" else 1)
-        times = passes.n / (2 * len(log) * updates)
-        if times != 1 + case.checkpointing:
-            return f"{times:g} passes through each layer in an update"
     if any(("router_aux_loss" in row) != case.router for row in log):
         return f"router_aux_loss: asked for is {case.router}, the log has {sorted(log[0])}"
-    return saved_fault(case, trained, folder)
+    return None
 
 
 def saved_fault(case: Case, trained: torch.nn.Module, folder: Path) -> str | None:

@@ -5,10 +5,10 @@ import os
 import re
 
 import pytest
+import small_trainer
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-import small_trainer
 from small_models import tiny, what_learns
 from transformers import AutoModelForCausalLM
 
@@ -347,7 +347,10 @@ def test_a_head_with_a_bias_that_its_family_has_not_is_saved_and_loaded(tmp_path
     model, tokenizer = tiny_world()
     assert model.lm_head.bias is not None
     save_model(Agent(model), tokenizer, tmp_path / "policy")
-    for again in (load_model(tmp_path / "policy"), Agent.from_pretrained(tmp_path / "policy").model):
+    for again in (
+        load_model(tmp_path / "policy"),
+        Agent.from_pretrained(tmp_path / "policy").model,
+    ):
         assert torch.equal(again.lm_head.bias, model.lm_head.bias)
         ids = torch.tensor([[0, 1]])
         torch.testing.assert_close(again(ids).logits, model(ids).logits)

@@ -16,8 +16,8 @@ from instruct_goose.core.processes import in_processes, is_main, rank
 from instruct_goose.models import decoding as decode
 from instruct_goose.models.sampling import sample
 from instruct_goose.models.tokens import bpe_tokenizer, pad
-from instruct_goose.rollouts.rollout import PromptBatch, Rollout, Tokens
 from instruct_goose.rollouts.evaluation import generate
+from instruct_goose.rollouts.rollout import PromptBatch, Rollout, Tokens
 from instruct_goose.rollouts.sampler import (
     PolicySampler,
     RatioOutliers,
