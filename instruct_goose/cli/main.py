@@ -49,6 +49,7 @@ from instruct_goose.core.files import (
     require_rows_file,
     require_settings_file,
 )
+from ..core.user_files import PACKAGE
 
 # %% ../../nbs/guides/command_line.ipynb #795c4ef7
 class Command(NamedTuple):
@@ -343,10 +344,10 @@ def values_of(name: str, argv: list[str]) -> list[str]:  # []: the flag is not t
 
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c3
 def flags(name: str, argv: list[str]) -> type:  # a dataclass for the parser
-    """Make the flags of a command, with the values of --algorithm and --config as defaults.
+    """Make the flags of a command, with the values of --algorithm and --config.
 
-    Plug-ins run first. Raises OSError or ValueError for a bad --config, for foreign flags, and
-    for a resumed run without the plug-ins that it had.
+    They are its defaults. Plug-ins run first. Raises OSError or ValueError for a bad --config, for
+    foreign flags, and for a resumed run without the plug-ins that it had.
     """
     table = flag_table()
     command = table["commands"][name]
@@ -379,7 +380,10 @@ def flags(name: str, argv: list[str]) -> type:  # a dataclass for the parser
 def with_defaults(
     known: Mapping[str, Flag], defaults: Mapping[str, Any], command: Mapping[str, Any]
 ) -> dict[str, Flag]:
-    "Flags with the values of --config. Raises ValueError for what the command refuses."
+    """Give flags the values of --config as defaults.
+
+    Raises ValueError for what the command refuses.
+    """
     changed = {}
     for setting, default in defaults.items():
         if setting not in known:
@@ -431,9 +435,10 @@ def more_choices(name: str, known: Mapping[str, Flag]) -> dict[str, Flag]:
 def refuse_foreign(
     argv: list[str], command: Mapping[str, Any], foreign_names: Mapping[str, str]
 ) -> None:
-    """Refuse flags that the command cannot use; raises ValueError with what to do instead.
+    """Refuse flags that the command cannot use.
 
-    These are flags with another name here, settings that it refuses, and a list given twice.
+    These are flags with another name here, settings that it refuses, and a list given twice. Raises
+    ValueError with what to do instead.
     """
     names = []
     for word in argv:
@@ -457,7 +462,11 @@ def refuse_foreign(
 
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c5
 def run_plugins(argv: list[str]) -> None:
-    "Run the files of --plugin. Raises ValueError if a run goes on without those that it had."
+    """Run the files of --plugin.
+
+    Raises FileNotFoundError for one that is not there, and ValueError if a run goes on without
+    those that it had.
+    """
     plugins = values_of("--plugin", argv)
     for plugin in plugins:
         require_python_file(plugin, "--plugin")  # before torch is imported
@@ -504,6 +513,9 @@ IN_A_SHELL = {  # what a message says in Python: the same as a flag
     "columns={'completion': '…'}": "--answer-column NAME",
     "columns={'answer': '…'}": "--answer-column NAME",
     "datasets.load_dataset(name, split='train')": "--dataset NAME",
+    "bad_rows='skip'": "--bad-rows skip",
+    "long_rows='cut'": "--long-rows cut",
+    "long_rows='drop'": "--long-rows drop",
 }
 
 
@@ -513,7 +525,10 @@ def in_a_sentence(error: BaseException) -> str:
     With its place if it is the user's, and with flags for what a message says in Python.
     """
     place = foreign(error)
-    is_ours = isinstance(error, OURS) or type(error).__module__.startswith("instruct_goose")
+    module = type(error).__module__
+    is_ours = isinstance(error, OURS) or (
+        module.startswith("instruct_goose") and not module.startswith(PACKAGE)
+    )
     text = "".join(traceback.format_exception_only(error)).strip()
     if is_ours and place is None:
         text = text.partition(": ")[2]  # without the name of its class

@@ -264,7 +264,6 @@ def _learnt_module(wrapper: Any) -> nn.Module:
         return wrapper.original_module
     return copies[wrapper.active_adapters[0]]
 
-
 # %% ../../nbs/guides/lora.ipynb #1cf09eb8
 def _require_unmerged(model: nn.Module) -> None:
     "Raises ValueError for adapters that are merged already."
@@ -344,7 +343,6 @@ def adapted_weight(layer: Any) -> Tensor:
 def _adds(layer: Any) -> bool:
     "Does merging add to the weight? Trained token rows take the place of rows, wherever used."
     return not hasattr(layer, "trainable_tokens_delta")
-
 
 # %% ../../nbs/guides/lora.ipynb #4ac45e08
 def module_state(module: nn.Module) -> dict[str, Tensor]:

@@ -167,7 +167,6 @@ def _check_rank(directory: Path, config: dict[str, Any]) -> None:
                 "saved with them"
             )
 
-
 # %% ../../nbs/reference/models/loading.ipynb #10ad000a
 def load_model(
     source: str | Path,  # as for `find_model`: a whole model, or adapters
@@ -370,7 +369,6 @@ def _stored_tensor(directory: Path, name: str) -> torch.Tensor | None:
                 return tensors.get_tensor(name)
     return None
 
-
 # %% ../../nbs/reference/models/loading.ipynb #10ad000f
 def load_adapters(
     directory: str | Path,  # that a model with adapters was saved to
@@ -549,10 +547,12 @@ def as_stored(model: PreTrainedModel) -> Iterator[None]:
     in it again, at half the size; each weight is rounded once. Weights beside adapters stay.
     """
     stored = getattr(model.config, "dtype", None)
-    if not isinstance(stored, torch.dtype) or not stored.is_floating_point:
-        yield
-        return
-    if model.dtype.itemsize <= stored.itemsize or has_adapters(model):
+    is_narrower = (
+        isinstance(stored, torch.dtype)
+        and stored.is_floating_point
+        and stored.itemsize < model.dtype.itemsize
+    )
+    if not is_narrower or has_adapters(model):
         yield
         return
     wide = [(p, p.data) for p in model.parameters() if p.dtype == model.dtype]

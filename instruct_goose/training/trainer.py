@@ -252,11 +252,11 @@ class RLHFTrainer:
         )
 
     def optimize(self, experience: Experience) -> Metrics:
-        """Make the optimizer steps of an iteration: θ ← θ − η·∇L, epochs × minibatches times.
+        """Make the optimizer steps of an iteration: θ ← θ − η·∇L.
 
-        Returns the mean over the steps of what each logs, and how far the policy has moved.
-        Raises ValueError and FloatingPointError as `update`, and the latter for a weight that is
-        no longer finite.
+        There are epochs × minibatches of them. Returns the mean over the steps of what each logs,
+        and how far the policy has moved. Raises ValueError and FloatingPointError as `update`, and
+        the latter for a weight that is no longer finite.
         """
         experience.to_(self.device)
         self.kl_stop.observe(experience, self.iteration)
@@ -324,7 +324,7 @@ class RLHFTrainer:
 
     @contextmanager
     def phases(self) -> Iterator[Phases["RLHFTrainer"]]:
-        "The phases of an iteration: their times, checks and callbacks; errors name their cause."
+        "Time and check the phases of an iteration; errors inside name their cause."
         with (
             explain_nonfinite(self.agent, self.ref_model, self.iteration),
             deferred_checks() as checks,
@@ -344,7 +344,7 @@ class RLHFTrainer:
 
     def encode(self, prompts: Prompts) -> PromptBatch:
         "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
-        cut = self.config.long_prompts != "refuse"
+        cut = self.config.long_rows != "refuse"
         return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
 
     def judge(
@@ -397,6 +397,15 @@ class RLHFTrainer:
         "How many tokens of a prompt leave room for a response; None: there is no limit."
         return max_prompt_length(self.agent.model, self.config.max_new_tokens, self.tokenizer)
 
+    def require_reference(self) -> PreTrainedModel:
+        "Return π_ref. Raises ValueError where none is kept, since no setting needs one."
+        if self.ref_model is None:
+            raise ValueError(
+                "there is no reference: beta is 0, and no other setting needs one. Make the "
+                "trainer with ref_model=create_reference_model(model)"
+            )
+        return self.ref_model
+
     # ---------------------------------------------------------------- the end of an iteration
 
     def finish(
@@ -434,7 +443,10 @@ class RLHFTrainer:
         update_log: Metrics,  # from `optimize`
         seconds: Mapping[str, float],  # of each phase
     ) -> Metrics:
-        "Log an iteration: its rollout, update, prompts, optimizer and times. Changes nothing."
+        """Log an iteration: rollout, update, prompts, optimizer and times.
+
+        Changes nothing.
+        """
         metrics: Metrics = {"iteration": self.iteration}
         metrics |= rollout_metrics(experience, self.config, self.eos_ids)
         metrics |= update_log
@@ -458,7 +470,7 @@ class RLHFTrainer:
         return entropy_log | reference_log
 
     def ask_callbacks(self, experience: Experience, metrics: Metrics) -> list[str]:
-        """Call `on_iteration` of all callbacks. Returns the reasons to stop that they give.
+        """Call `on_iteration` of all callbacks. Returns the reasons to stop they give.
 
         A callback of any process can end the run: the reasons are those of all processes.
         """
@@ -521,9 +533,9 @@ class RLHFTrainer:
         return history
 
     def prompts_that_fit(self, prompts: Any) -> Any:
-        "The prompts without those that long_prompts drops. Raises ValueError if it refuses one."
+        "The prompts without those that long_rows drops. Raises ValueError if it refuses one."
         return drop_long_prompts(
-            prompts, self.tokens, self.max_prompt_length, self.config.long_prompts
+            prompts, self.tokens, self.max_prompt_length, self.config.long_rows
         )
 
     def evaluate(
@@ -629,15 +641,6 @@ class RLHFTrainer:
             new = self.evaluate_policy(batch)
         loss, _ = self.loss(new, batch)
         return loss
-
-    def require_reference(self) -> PreTrainedModel:
-        "π_ref. Raises ValueError where none is kept, since no setting needs one."
-        if self.ref_model is None:
-            raise ValueError(
-                "there is no reference: beta is 0, and no other setting needs one. Make the "
-                "trainer with ref_model=create_reference_model(model)"
-            )
-        return self.ref_model
 
     @property
     def best(self) -> dict[str, Tensor] | None:
