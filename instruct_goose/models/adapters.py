@@ -265,7 +265,6 @@ def _learnt_module(wrapper: nn.Module) -> nn.Module:
         return known.original_module
     return copies[known.active_adapters[0]]
 
-
 # %% ../../nbs/guides/lora.ipynb #1cf09eb8
 def _require_unmerged(model: nn.Module) -> None:
     "Raises ValueError for adapters that are merged already."

