@@ -323,7 +323,7 @@ class RewardModel(nn.Module):
 
 # %% ../../nbs/learn/14_reward_model.ipynb #7b1c36c8
 def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Find how many tokens a classifier reads: what its positions and its tokenizer allow.
+    """Find how many tokens a classifier reads: what positions and tokenizer allow.
 
     RoBERTa and its relatives count positions from behind the padding token's, and have fewer than
     their configuration says.

@@ -447,9 +447,9 @@ class Supervised(OwnRun):
     batch_size: Count = 16  # rows per update
     lr: Positive = 1e-5  # learning rate; a model of under a million weights wants about 1e-3
     held_out: Annotated[float, Limit(0, 0.9)] = 0.1  # share of rows to judge by, without eval_data
-    long_rows: LongRows = "refuse"  # rows beyond the context: an error, cut, or left out
     router_aux_loss_coef: NotNegative | None = None
     "weight of the load-balancing loss of a mixture of experts; None: as the model's configuration"
+    long_rows: LongRows = "refuse"  # rows beyond the context: an error, cut, or left out
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
 
 
