@@ -288,60 +288,64 @@ RLOOConfig = dataclasses.make_dataclass(
 )
 
 
-def test_a_grpo_config_is_carried_and_what_cannot_be_is_listed():
+@pytest.fixture
+def carried():
+    "RLHFConfig from a GRPOConfig of which everything has a place here."
+    theirs = GRPOConfig(
+        gradient_accumulation_steps=2,
+        steps_per_generation=4,
+        max_steps=30,
+        num_iterations=3,
+        scale_rewards=False,
+        loss_type="grpo",
+        reward_weights=[1.0, 2.0],
+        sync_ref_model=True,
+        ref_model_sync_steps=12,
+        beta=0.04,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", NotCarried)
         warnings.simplefilter("ignore", BiasedSettings)
-        c = config_from_trl(
-            GRPOConfig(
-                gradient_accumulation_steps=2,
-                steps_per_generation=4,
-                max_steps=30,
-                num_iterations=3,
-                scale_rewards=False,
-                loss_type="grpo",
-                reward_weights=[1.0, 2.0],
-                sync_ref_model=True,
-                ref_model_sync_steps=12,
-                beta=0.04,
-            )
-        )
-    assert (
-        c.batch_size,
-        c.minibatches,
-        c.micro_batch_size,
-        c.steps,
-        c.epochs,
-        c.ref_every,
-        c.ref_mixup,
-    ) == (32, 2, 8, 5, 3, 2, 0.6)  # 30 optimizer steps are 5 iterations of 2 · 3
-    assert (
-        c.advantage,
-        c.aggregation,
-        c.kl_estimator,
-        c.kl_placement,
-        c.beta,
-        c.lr,
-        c.seed,
-        c.reward_weights,
-    ) == ("group_mean", "sequence_mean", "k3", "loss", 0.04, 1e-6, 42, (1.0, 2.0))
-    with pytest.warns(NotCarried) as seen:
-        c = config_from_trl(
-            GRPOConfig(
-                top_entropy_quantile=0.2,
-                output_dir="x",
-                loss_type="sapo",
-                lr_scheduler_type="polynomial",
-            )
-        )
-    assert all(
-        f"'{name}'" in str(seen[0].message)
-        for name in ("top_entropy_quantile", "output_dir", "loss_type", "lr_scheduler_type")
-    ) and "train_in" in str(seen[0].message)
-    assert (
-        config_from_trl(RLOOConfig()).algorithm == "rloo"
-        and config_from_trl(GRPOConfig(loss_type="cispo")).surrogate == "weight"
+        return config_from_trl(theirs)
+
+
+def test_the_sizes_of_a_grpo_config_are_carried(carried):
+    assert carried.batch_size == 32
+    assert carried.minibatches == 2
+    assert carried.micro_batch_size == 8
+    assert carried.epochs == 3
+    assert carried.steps == 5  # 30 optimizer steps are 5 iterations of 2 · 3
+    assert carried.ref_every == 2
+    assert carried.ref_mixup == 0.6
+
+
+def test_the_algorithm_of_a_grpo_config_is_carried(carried):
+    assert carried.advantage == "group_mean"
+    assert carried.aggregation == "sequence_mean"
+    assert (carried.kl_estimator, carried.kl_placement, carried.beta) == ("k3", "loss", 0.04)
+    assert carried.lr == 1e-6
+    assert carried.seed == 42
+    assert carried.reward_weights == (1.0, 2.0)
+
+
+def test_what_cannot_be_carried_is_listed():
+    lost = dict(
+        top_entropy_quantile=0.2,
+        output_dir="x",
+        loss_type="sapo",
+        lr_scheduler_type="polynomial",
     )
+    with pytest.warns(NotCarried) as seen:
+        config_from_trl(GRPOConfig(**lost))
+    message = str(seen[0].message)
+    for name in lost:
+        assert f"'{name}'" in message
+    assert "train_in" in message
+
+
+def test_other_configs_and_losses_have_their_preset():
+    assert config_from_trl(RLOOConfig()).algorithm == "rloo"
+    assert config_from_trl(GRPOConfig(loss_type="cispo")).surrogate == "weight"
 
 
 @dataclasses.dataclass
