@@ -19,6 +19,7 @@ from instruct_goose.core.checks import (
     answers_foreign,
     Count,
     Limit,
+    LongRows,
     NotNegative,
     OneOf,
     Positive,
@@ -53,7 +54,7 @@ FOREIGN_NAMES = {
     "tools": "TurnSampler(trainer.agent, trainer.tokens, environment), as trainer.sampler",
     "env_mask": "rollout.mask, which is False at what the environment wrote",
     "response_length": "max_new_tokens",
-    "max_prompt_length": "long_prompts, 'cut' or 'drop'",
+    "max_prompt_length": "long_rows, 'cut' or 'drop'",
     "per_device_train_batch_size": "batch_size",
     "batchsize": "batch_size",
     "gradient_accumulation_steps": "micro_batch_size, the rows that are in memory at once",
@@ -328,7 +329,7 @@ class RLHFConfig(Settings):
     batch_size: Count = 64  # responses per iteration
     group_size: Count = 1  # responses per prompt, at least 2 to compare them; divides batch_size
     max_new_tokens: Count = 32  # longest response, in tokens
-    long_prompts: Literal["refuse", "cut", "drop"] = "refuse"
+    long_rows: LongRows = "refuse"
     "prompts that leave no room for a response: an error, or only their ends stay, or none of them"
     temperature: Positive = 1.0  # of the policy, in sampling and in every log-probability
     stop_strings: tuple[str, ...] | None = None  # texts that end a response; none: only end tokens
@@ -417,6 +418,12 @@ class RLHFConfig(Settings):
     def in_pieces(self) -> bool:
         "Are minibatches cut into micro-batches?"
         return self.micro_batch_size is not None or self.micro_batch_tokens is not None
+
+    @property
+    def needs_reference(self) -> bool:
+        "Whether a setting asks for the KL to the reference: its price, a target, a limit."
+        asks = (self.kl_target, self.max_kl_to_reference, self.ref_every)
+        return self.beta > 0 or any(setting is not None for setting in asks)
 
     @property
     def needs(self) -> str | None:

@@ -49,6 +49,7 @@ from instruct_goose.core.files import (
     require_rows_file,
     require_settings_file,
 )
+from ..core.user_files import PACKAGE
 
 # %% ../../nbs/guides/command_line.ipynb #795c4ef7
 class Command(NamedTuple):
@@ -512,6 +513,9 @@ IN_A_SHELL = {  # what a message says in Python: the same as a flag
     "columns={'completion': '…'}": "--answer-column NAME",
     "columns={'answer': '…'}": "--answer-column NAME",
     "datasets.load_dataset(name, split='train')": "--dataset NAME",
+    "bad_rows='skip'": "--bad-rows skip",
+    "long_rows='cut'": "--long-rows cut",
+    "long_rows='drop'": "--long-rows drop",
 }
 
 
@@ -521,7 +525,10 @@ def in_a_sentence(error: BaseException) -> str:
     With its place if it is the user's, and with flags for what a message says in Python.
     """
     place = foreign(error)
-    is_ours = isinstance(error, OURS) or type(error).__module__.startswith("instruct_goose")
+    module = type(error).__module__
+    is_ours = isinstance(error, OURS) or (
+        module.startswith("instruct_goose") and not module.startswith(PACKAGE)
+    )
     text = "".join(traceback.format_exception_only(error)).strip()
     if is_ours and place is None:
         text = text.partition(": ")[2]  # without the name of its class

@@ -420,6 +420,7 @@ FREE_SETTINGS = (  # change no number of a run
     "save_every",
     "keep",
     "resume",
+    "dry_run",
     "reward_timeout",
     "even_if_worse",
     "track",

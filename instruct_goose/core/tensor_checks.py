@@ -102,7 +102,7 @@ class DeferredChecks:
             failed = torch.stack([is_wrong for is_wrong, _ in checks]).tolist()
             for is_wrong, (_, error) in zip(failed, checks, strict=True):
                 if is_wrong:
-                    raise error()
+                    _raise_or_warn(error())
         finally:
             _deferred.reset(token)
 
@@ -111,7 +111,7 @@ _deferred: ContextVar[DeferredChecks | None] = ContextVar("deferred checks", def
 
 
 def refuse_if(is_wrong: Bool[Tensor, ""], error: Callable[[], Exception]) -> None:
-    """Raise `error()` if `is_wrong`.
+    """Raise `error()` if `is_wrong`; an error that is a Warning is given, and the work goes on.
 
     A number on the CPU is looked at now. Inside `deferred_checks` a number on a GPU is looked at
     when those checks are read.
@@ -120,7 +120,14 @@ def refuse_if(is_wrong: Bool[Tensor, ""], error: Callable[[], Exception]) -> Non
     if checks is not None and is_wrong.is_cuda:
         checks.waiting.append((is_wrong, error))
     elif is_wrong:
-        raise error()
+        _raise_or_warn(error())
+
+
+def _raise_or_warn(error: Exception) -> None:
+    "Raise an error, or give a warning."
+    if not isinstance(error, Warning):
+        raise error
+    warnings.warn(error, stacklevel=4)
 
 
 @contextmanager

@@ -228,6 +228,8 @@ def sampled_columns(record: Mapping, names: Sequence[str]) -> dict[str, Tensor]:
             numbers = [x for x, is_given in pairs if not is_given]
             if None not in numbers:
                 columns[name] = torch.tensor(numbers, dtype=torch.float64)
+        elif name == "drift":  # no reference was kept: beta is 0, and nothing is charged
+            columns[name] = torch.zeros(given.count(False), dtype=torch.float64)
     return columns
 
 
@@ -794,7 +796,7 @@ RECOMPUTED_RULES = (
             " score"
         ),
         cure="reward = −β·k(ℓ) at each token, with kl_estimator's k, and the score at the last one",
-        columns=("rewards", "drift"),
+        columns=("rewards",),
     ),
     Rule(
         score_off,
@@ -824,7 +826,7 @@ RECOMPUTED_RULES = (
             "mean, weights, or a KL that is charged twice"
         ),
         cure="unless the loss is your own: compare with ppo_loss at a ratio other than 1",
-        columns=("pull", "moved", "drift"),
+        columns=("pull", "moved"),
     ),
     Rule(
         value_pull_off,

@@ -480,10 +480,12 @@ def as_stored(model: PreTrainedModel) -> Iterator[None]:
     in it again, at half the size; each weight is rounded once. Weights beside adapters stay.
     """
     stored = getattr(model.config, "dtype", None)
-    if not isinstance(stored, torch.dtype) or not stored.is_floating_point:
-        yield
-        return
-    if model.dtype.itemsize <= stored.itemsize or has_adapters(model):
+    is_narrower = (
+        isinstance(stored, torch.dtype)
+        and stored.is_floating_point
+        and stored.itemsize < model.dtype.itemsize
+    )
+    if not is_narrower or has_adapters(model):
         yield
         return
     wide = [(p, p.data) for p in model.parameters() if p.dtype == model.dtype]

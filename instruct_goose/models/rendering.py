@@ -49,6 +49,11 @@ class Rendered:
         return len(self.prompt_ids)
 
     @property
+    def sides(self) -> tuple[list[int], list[int]]:
+        "What is given, and what is learnt with its end."
+        return self.prompt_ids, [*self.answer_ids, *self.end_ids]
+
+    @property
     def answer_mask(self) -> list[bool]:
         "True at the ids that are learnt."
         return [i >= self.answer_start for i in range(len(self.ids))]
@@ -366,11 +371,18 @@ class Renderer:
         columns: Sequence[Mapping[str, Any]] | None = None,
         name: Callable[[int], str] = "row {}".format,
     ) -> list[list[int]]:
-        """Token ids that a reward model reads: as `rows`, but for the ends of texts.
+        "Token ids that a reward model reads, as `rows_to_score` gives them."
+        return [row.ids for row in self.rows_to_score(prompts, answers, columns, name)]
 
-        They end as the tokenizer's own call ends them.
-        """
-        return [row.ids for row in self._rows(prompts, answers, columns, name, self.suffix)]
+    def rows_to_score(
+        self,
+        prompts: Sequence[Prompt],
+        answers: Sequence[Answer],
+        columns: Sequence[Mapping[str, Any]] | None = None,
+        name: Callable[[int], str] = "row {}".format,
+    ) -> list[Rendered]:
+        "What a reward model reads: as `rows`, but texts end as the tokenizer's call ends them."
+        return self._rows(prompts, answers, columns, name, self.suffix)
 
     def response_row(
         self,

@@ -233,7 +233,7 @@ def load_weights(agent: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 # %% ../../nbs/guides/fsdp.ipynb #4a63550b
 def synchronize(
-    settings: Mapping[str, Any], agent: Agent, ref_model: nn.Module, optimizer: Optimizer
+    settings: Mapping[str, Any], agent: Agent, ref_model: nn.Module | None, optimizer: Optimizer
 ) -> None:
     """Make several processes begin alike: compare settings, broadcast weights.
 
@@ -243,7 +243,8 @@ def synchronize(
     if world_size() == 1:
         return
     require_equal("the settings", dict(settings), "start all with the same ones")
-    broadcast_weights(ref_model)
+    if ref_model is not None:
+        broadcast_weights(ref_model)
     if is_sharded(agent):
         unshard(agent)
         optimizer.register_step_post_hook(lambda *_: unshard(agent))

@@ -4,19 +4,19 @@
 
 # %% auto #0
 __all__ = ['Columns', 'CHANGES_MEANING', 'TEMPLATE_COLUMNS', 'SAMPLE', 'C', 'INTEGER', 'DECIMAL', 'PASSING', 'own_tokenizer',
-           'UnusedColumns', 'warn_of_unused', 'own_rows', 'named_columns', 'unused_columns', 'refuse_lost_meaning',
-           'source_of', 'read_demos', 'read_preferences', 'arguments_in', 'with_arguments', 'arguments_as_columns',
-           'label_of', 'used_by_demo', 'demo_of', 'naming_row', 'read_prompts', 'load_reward', 'named_object',
-           'load_module', 'PlugIns', 'load_plugins', 'try_reward', 'OwnRun', 'settings_in', 'parse_settings', 'by_name',
-           'as_setting', 'as_value', 'as_item', 'meanings_of', 'as_yaml', 'own_model', 'memory_parts', 'readable',
-           'at_most', 'memory_table']
+           'UnusedColumns', 'warn_of_unused', 'own_rows', 'renamed', 'source_name', 'named_columns', 'unused_columns',
+           'refuse_lost_meaning', 'source_of', 'read_demos', 'read_preferences', 'check_fit', 'arguments_in',
+           'with_arguments', 'arguments_as_columns', 'label_of', 'used_by_demo', 'demo_of', 'naming_row',
+           'read_prompts', 'load_reward', 'named_object', 'load_module', 'PlugIns', 'load_plugins', 'try_reward',
+           'right_answer', 'OwnRun', 'settings_in', 'parse_settings', 'by_name', 'as_setting', 'as_value', 'as_item',
+           'meanings_of', 'as_yaml', 'own_model', 'memory_parts', 'readable', 'at_most', 'memory_table']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
-import importlib.util
+import importlib
 import json
 import math
+import os
 import re
-import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
@@ -52,7 +52,9 @@ from instruct_goose.core.files import (
     sha256,
     text_table,
 )
-from ..data.files import BadRow
+from ..core.user_files import imports_from, run_user_file
+from ..data.bad_rows import BadRows, RowPolicy, RowReport, usable_rows
+from ..data.files import BadRow, LocatedRow
 from ..data.load import check_source, read_rows, Source
 from instruct_goose.data.rows import (
     require_object,
@@ -67,6 +69,7 @@ from instruct_goose.data.rows import (
 )
 from ..models.adapters import four_bits, MATRIX_TYPES, with_lora
 from ..models.loading import load_model, load_tokenizer
+from ..models.long_rows import fit_row, row_length, Side
 from ..models.reward_model import RewardModel
 from ..objective.group import PRESETS
 from ..models.rendering import is_conversation, Renderer, template_columns
@@ -74,8 +77,11 @@ from ..rollouts.prompts import data_columns
 from instruct_goose.rollouts.rewards import (
     check_column_names,
     completion_kwargs,
+    NO_ALARMS,
+    noticing_alarms,
     score_texts,
     RewardLog,
+    TAKES_ALL,
     reward_tools,
 )
 from ..runs.directory import saving_conflicts
@@ -114,31 +120,42 @@ def own_rows(
     source: Source,
     columns: Columns,
     arguments: Mapping[str, Any] | None = None,  # for the chat template, of every row
-) -> Iterator[tuple[str, Any]]:
-    """Yield where each row stands, and the row by our names of columns.
+) -> Iterator[LocatedRow]:
+    """Yield where each row stands, and the row by our names of columns, or the BadRow for it.
 
     A named column is taken whatever else is there: a column that has our name already is not
-    used. Raises BadRow for the first row that cannot be read or lacks a named column, and
-    ValueError if there are none.
+    used. A row that cannot be read or lacks a named column is a bad one.
     """
     named = named_columns(columns)
     check_source(source)
-    is_empty = True
     displaced: set[str] = set()
     for where, row in read_rows(source):
-        is_empty = False
-        if isinstance(row, BadRow):
-            raise row
-        if named:
-            row = require_object(row, where)
-            ours = {name: read_column(row, name, where, named) for name in named}
-            others = {name: x for name, x in row.items() if name not in named.values()}
-            displaced |= others.keys() & named.keys()
-            row = others | ours
-        yield where, with_arguments(row, arguments or {})
-    if is_empty:
-        raise ValueError(f"{source}: no rows")
+        if not isinstance(row, BadRow):
+            try:
+                row, others = renamed(row, where, named)
+                displaced |= others
+                row = with_arguments(row, arguments or {})
+            except BadRow as e:
+                row = e
+        yield where, row
     warn_of_unused(displaced)
+
+
+def renamed(
+    row: object, where: str, named: Mapping[str, str]
+) -> tuple[object, set[str]]:  # the row by our names, and columns that had one of them before
+    "Give the named columns our names. Raises BadRow for a row that lacks one."
+    if not named:
+        return row, set()
+    row = require_object(row, where)
+    ours = {name: read_column(row, name, where, named) for name in named}
+    others = {name: x for name, x in row.items() if name not in named.values()}
+    return others | ours, others.keys() & named.keys()
+
+
+def source_name(source: Source) -> str:
+    "What messages call a source."
+    return os.fspath(source) if isinstance(source, str | os.PathLike) else "the rows"
 
 
 def named_columns(columns: Columns) -> dict[str, str]:  # our name → the file's
@@ -194,33 +211,40 @@ def read_demos(
     columns: Columns = None,
     labels: bool = False,  # each row says whether its answer is good, for `train_kto`
     arguments: Mapping[str, Any] | None = None,  # for the chat template, of every row
+    policy: RowPolicy = RowPolicy(),  # what is done about bad rows and long ones
+    report: RowReport | None = None,  # is filled
 ) -> list[dict]:  # "prompt" and "completion": texts or messages; perhaps "label", a bool
     """Read answers to learn from, with the columns that the chat template takes.
 
-    Raises BadRow for the first row that is none, that the chat template does not render whole, or
-    that has a column without which it means something else. Warns of columns that are not used.
+    Raises BadRow, naming the first of them, for rows that are none, that the chat template does
+    not render whole, that are too long, or that have a column without which they mean something
+    else; or leaves them out, as the policy says. Warns of columns that are not used.
     """
     renderer = Renderer(tokenizer)
-    demos = []
-    unused: set[str] = set()
+    found = RowReport() if report is None else report
     named = named_columns(columns)
-    for where, row in own_rows(source, columns, arguments):
+
+    def demo(row: object, where: str) -> dict:
         prompt, answer = demo_of(row, where, named)
         used = used_by_demo(row, named)
-        others = unused_columns(row, [*used, "label"] if labels else used)
+        kept = [*used, "label"] if labels else used
+        others = unused_columns(row, kept)
         if used != ["text"]:  # a text is whole
             refuse_lost_meaning(row, others, where)
-        unused |= others
-        row_arguments = template_columns(row)
-        demo = {"prompt": prompt, "completion": answer}
-        if not isinstance(prompt, str):
-            demo |= arguments_as_columns(row_arguments)
-            with naming_row(where):
-                renderer.row(prompt, answer, **row_arguments)
+        made = {"prompt": prompt, "completion": answer}
+        with naming_row(where):
+            row_arguments = {} if isinstance(prompt, str) else template_columns(row)
+            made |= arguments_as_columns(row_arguments)
+            rendered = renderer.row(prompt, answer, **row_arguments)
         if labels:
-            demo["label"] = label_of(row, where)
-        demos.append(demo)
-    warn_of_unused(unused)
+            made["label"] = label_of(row, where)
+        check_fit([rendered.sides], policy, where, found)
+        found.note_columns(row, others)
+        return made
+
+    rows = own_rows(source, columns, arguments)
+    demos = usable_rows(rows, demo, policy, found, source_name(source))
+    warn_of_unused(found.unused)
     return demos
 
 
@@ -228,18 +252,22 @@ def read_preferences(
     source: Source,
     tokenizer: PreTrainedTokenizerBase,
     columns: Columns = None,
-    margins: bool = False,  # the rows' margins are used, as by `train_reward_model`
+    margins: bool = False,  # for a reward model, which reads whole rows, and uses margins
     arguments: Mapping[str, Any] | None = None,  # for the chat template, of every row
+    policy: RowPolicy = RowPolicy(),  # what is done about bad rows and long ones
+    report: RowReport | None = None,  # is filled
 ) -> list[dict]:  # "prompt", "chosen", "rejected": texts or messages; perhaps "margin"
     """Read pairs of which the first answer is preferred, for `train_dpo`.
 
-    Raises BadRow for the first row that is none, that the chat template does not render whole, or
-    that has a column without which it means something else. Warns of columns that are not used.
+    Raises BadRow, naming the first of them, for rows that are none, that the chat template does
+    not render whole, that are too long, or that have a column without which they mean something
+    else; or leaves them out, as the policy says. Warns of columns that are not used.
     """
     renderer = Renderer(tokenizer)
-    pairs = []
-    unused: set[str] = set()
-    for where, row in own_rows(source, columns, arguments):
+    render = renderer.rows_to_score if margins else renderer.rows
+    found = RowReport() if report is None else report
+
+    def preference(row: object, where: str) -> dict:
         prompt, chosen, rejected = split_pair(row, where, {})
         pair = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
         margin = pair_margin(row, where)
@@ -251,16 +279,35 @@ def read_preferences(
             pair["margin"] = margin
         others = unused_columns(row, [*pair, "margin"])
         refuse_lost_meaning(row, others, where)
-        unused |= others
-        if not isinstance(prompt, str):
-            row_arguments = template_columns(row)
+        with naming_row(where):
+            row_arguments = {} if isinstance(prompt, str) else template_columns(row)
             pair |= arguments_as_columns(row_arguments)
-            with naming_row(where):
-                renderer.row(prompt, chosen, **row_arguments)
-                renderer.row(prompt, rejected, **row_arguments)
-        pairs.append(pair)
-    warn_of_unused(unused)
+            both = render([prompt] * 2, [chosen, rejected], [row_arguments] * 2, "{}".format)
+        check_fit([side.sides for side in both], policy, where, found)
+        found.note_columns(row, others)
+        return pair
+
+    rows = own_rows(source, columns, arguments)
+    pairs = usable_rows(rows, preference, policy, found, source_name(source))
+    warn_of_unused(found.unused)
     return pairs
+
+
+def check_fit(
+    row: list[Side],
+    policy: RowPolicy,
+    where: str,
+    report: RowReport,  # is told of a row that will be cut
+) -> None:
+    "Raises BadRow for a row that is too long, and for a pair that is a tie where it is cut."
+    if policy.limit is None or row_length(row) <= policy.limit:
+        return
+    length = f"{row_length(row)} tokens, and the limit is {policy.limit}"
+    if policy.long_rows != "cut":
+        raise BadRow("length", where, f"it has {length}: shorten or drop it")
+    if fit_row(row, policy.limit, "cut") is None:
+        raise BadRow("tie", where, f"it has {length}: both answers are the same where it is cut")
+    report.cut += 1
 
 
 def arguments_in(text: str | None) -> dict[str, Any] | None:  # None: it is no object
@@ -374,33 +421,44 @@ def read_prompts(
     columns: Columns = None,
     asked: Collection[str] = (),  # columns that a reward function asks for
     arguments: Mapping[str, Any] | None = None,  # for the chat template, of every row
+    policy: RowPolicy = RowPolicy(),  # what is done about bad rows and long ones
+    report: RowReport | None = None,  # is filled
 ) -> list[dict]:  # {"prompt": a text or messages, …}, for `RLHFTrainer.train`
     """Read prompts with the data's other columns.
 
     Of a conversation the assistant's last turn is left out: the policy is to write it. Raises
-    BadRow for the first row that is no prompt, that the chat template does not render whole, or
-    that has a column without which the prompt means something else and that no reward asks for.
+    BadRow, naming the first of them, for rows that are no prompt, that the chat template does not
+    render whole, that are too long, or that have a column without which the prompt means
+    something else and that no reward asks for; or leaves them out, as the policy says.
     """
     renderer = Renderer(tokenizer)
-    prompts = []
-    for where, row in own_rows(source, columns, arguments):
+    found = RowReport() if report is None else report
+
+    def prompt(row: object, where: str) -> dict:
         prompt_of(row, where, {}, tokenizer)  # every check of a single prompt
         name = "prompt"
         value = row
         other_columns = {}
+        others: set[str] = set()
         if isinstance(row, Mapping):
             name, value = prompt_column(row, where, {})
             other_columns = {key: x for key, x in row.items() if key not in ("prompt", name)}
             check_column_names(other_columns)
-            refuse_lost_meaning(row, unused_columns(other_columns, asked), where)
+            others = unused_columns(other_columns, asked)
+            refuse_lost_meaning(row, others, where)
         if is_turns(value):
             value = check_turns(value, name, where)
             if name == "messages" and value[-1]["role"] == "assistant":
                 value = value[:-1]
-            with naming_row(where):
-                renderer.prompt(value, **template_columns(other_columns))
-        prompts.append({"prompt": value} | other_columns)
-    return prompts
+        with naming_row(where):
+            row_arguments = {} if isinstance(value, str) else template_columns(other_columns)
+            ids = renderer.prompt(cast(Any, value), **row_arguments)
+        check_fit([(ids, [])], policy, where, found)
+        found.note_columns(row, set() if TAKES_ALL in asked else others)
+        return {"prompt": value} | other_columns
+
+    rows = own_rows(source, columns, arguments)
+    return usable_rows(rows, prompt, policy, found, source_name(source))
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #86ab05b7
 def load_reward(place: str) -> Any:  # a function, or a RewardModel
@@ -457,27 +515,21 @@ def load_module(place: str, flag: str) -> ModuleType:
     is_file = place.endswith(".py")
     require_python_file(place, flag)
     path = Path(place).resolve()
-    folder = str(path.parent if is_file else Path.cwd())
-    sys.path.insert(0, folder)
     try:
         with chdir("."):  # back again, wherever a file goes
-            return _run_file(path) if is_file else importlib.import_module(place)
+            if is_file:
+                return _run_file(path)
+            with imports_from(Path.cwd()):
+                return importlib.import_module(place)
     except (Exception, SystemExit) as e:
         raise ValueError(f"{flag}: {place} does not run: {type(e).__name__}: {e}") from e
-    finally:
-        sys.path.remove(folder)
 
 
 def _run_file(path: Path) -> ModuleType:
     "Run a file as a module, unless it was run and has not changed since."
     key = (path, sha256(path))
     if key not in _LOADED:
-        name = f"instruct_goose_file_{path.stem}"
-        spec: Any = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        _LOADED[key] = module
+        _LOADED[key] = run_user_file(path)
     return _LOADED[key]
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #748084ad
@@ -514,48 +566,68 @@ def try_reward(
     weights: Sequence[float] | None = None,
     seconds: float | None = None,  # the longest time that an answer may take
     steps: int = 1,  # iterations of the run, which a reward may ask for
-) -> list[float]:  # what the sample answers to the first two prompts got
+    name: str = "--reward",  # how errors begin
+    answers: str | None = None,  # a column of right answers, which are tried too
+) -> list[float]:  # what the sample answers to the first two prompts got; then the right ones
     """Ask the rewards about sample answers to the first two prompts.
 
-    Raises ValueError, beginning with --reward, for anything that a run would fail at, and for a
-    column that has one of the library's names.
+    Raises ValueError, beginning with `name`, for anything that a run would fail at, for a column
+    that has one of the library's names, and for an alarm under a timeout: Python would refuse it,
+    and the reward may take that for a wrong answer.
     """
     first_rows = list(rows[:2])
+    completions = [SAMPLE] * len(first_rows)
+    for row in rows[:2]:
+        right = right_answer(row, answers)
+        if right is not None:
+            first_rows.append(row)
+            completions.append(right)
     prompts = [row["prompt"] for row in first_rows]
-    answers = [SAMPLE] * len(prompts)
     prompt_ids = Renderer(tokenizer).prompts(prompts, [template_columns(row) for row in first_rows])
-    answer_ids = tokenizer(answers, add_special_tokens=False)["input_ids"]
+    answer_ids = tokenizer(completions, add_special_tokens=False)["input_ids"]
     texts = []
     for i, prompt in enumerate(prompts):
         if is_conversation(prompt):
             ids = prompt_ids[i] + answer_ids[i]
             texts.append(tokenizer.decode(ids, skip_special_tokens=True))
         else:
-            texts.append(f"{prompt} {SAMPLE}")
+            texts.append(f"{prompt} {completions[i]}")
     offered = {name: x for name, x in data_columns(first_rows).items() if name != "prompt"}
     check_column_names(offered)
-    offered |= completion_kwargs(prompts, answers)
+    offered |= completion_kwargs(prompts, completions)
     progress = TrainerState(max_steps=steps, num_train_epochs=1)
     offered |= reward_tools(progress, RewardLog(len(prompts)))
     offered |= {
         "prompt_ids": prompt_ids,
         "completion_ids": answer_ids,
+        "completion_mask": [[1] * len(ids) for ids in answer_ids],
+        "sampled_logprobs": [[0.0] * len(ids) for ids in answer_ids],
         "tokenizer": tokenizer,
     }
+    about = f"{name}, asked about {len(prompts)} sample answers before the run"
     try:
-        result = score_texts(
-            rewards[0] if len(rewards) == 1 else list(rewards),
-            texts,
-            given=offered,
-            weights=weights,
-            seconds=seconds,
-            kind="sample answer",
-        )
+        with noticing_alarms() as signals, chdir("."):  # back again, wherever a reward goes
+            result = score_texts(
+                rewards[0] if len(rewards) == 1 else list(rewards),
+                texts,
+                given=offered,
+                weights=weights,
+                seconds=seconds,
+                kind="sample answer",
+            )
     except (ValueError, TypeError, TimeoutError) as e:
-        raise ValueError(
-            f"--reward, asked about {len(prompts)} sample answers before the run: {e}"
-        ) from e
+        raise ValueError(f"{about}: {e}") from e
+    if signals:
+        raise ValueError(f"{about}: it wants to handle {signals[0]}. {NO_ALARMS}")
     return result.scores.tolist()
+
+
+def right_answer(row: Mapping, column: str | None) -> str | None:  # None: it has none
+    "The answer that a row's column holds: a text, or a number as text."
+    value = row.get(column) if column is not None else None
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
+        return None
+    return str(value)
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #55e9dced
 C = TypeVar("C", bound="OwnRun")
@@ -572,6 +644,7 @@ class OwnRun(Settings):
     answer_column: str | None = None  # the column of answers, where it is not answer or completion
     template_kwargs: str | None = None  # for the chat template, as JSON: {"enable_thinking": false}
     eval_data: Path | None = None  # rows of the same form that are never trained on
+    bad_rows: BadRows = "refuse"  # rows that cannot be used: an error; skip: left out, counted
     output_dir: Path | None = None  # where the run is written; none: a fresh one under runs/
     save_every: Count | None = 50  # steps between checkpoints; none: by time alone
     keep: Count = 2  # checkpoints that stay

@@ -191,7 +191,7 @@ def make_baselines(
     measure: Measure,
     stage: Stage | None = None,  # keeps checkpoints
     given: bool = False,  # whether the prompts are given; else they are learnt as well
-    **batch: int,  # batch_size or batch_tokens of `train_lm`
+    **batch: Any,  # batch_size or batch_tokens of `train_lm`
 ) -> dict[str, Figures]:  # by the baseline's name
     """Measure the best of n texts by score, and SFT on those of them that ended.
 

@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['Prompts', 'special_ids', 'model_eos_ids', 'configured_eos_ids', 'is_mark', 'take_prompt', 'data_columns',
-           'prompt_chunks', 'encode_rows', 'LongPrompts', 'apply_long_prompts', 'encode_prompts', 'drop_long_prompts',
-           'max_prompt_length', 'is_indexable', 'PromptOrder']
+           'prompt_chunks', 'encode_rows', 'fit_prompts', 'encode_prompts', 'drop_long_prompts', 'max_prompt_length',
+           'room_for_prompts', 'is_indexable', 'PromptOrder']
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #0407c16f
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any
@@ -22,10 +21,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..core.checks import check_values, Limit
+from ..core.checks import check_values, Limit, LongRows
 from ..core.random import FIRST_PROMPT_STREAM, generator
 from ..core.state import State
 from ..models.families import context_length, vocabulary_size
+from ..models.long_rows import fit_rows
 from instruct_goose.models.rendering import (
     is_conversation,
     Renderer,
@@ -193,40 +193,19 @@ def encode_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
     return [list(map(int, row)) for row in rows]
 
 
-class LongPrompts(UserWarning):
-    "Some prompts leave no room for a response, and are cut or left out."
-
-
-def apply_long_prompts(
+def fit_prompts(
     rows: list[list[int]],  # token ids of each prompt
     limit: int | None,  # tokens; None: any number
-    how: str,  # config.long_prompts: refuse, cut or drop
+    how: LongRows,  # config.long_rows
 ) -> list[list[int]]:  # cut ones keep their ends; dropped ones are empty
-    """Cut or drop prompts that are too long, as config.long_prompts says.
+    """Cut or drop prompts that leave no room for a response, as `fit_rows` does.
 
     It warns with `LongPrompts`. Raises ValueError if they are to be refused, or if all of them were
     to be dropped.
     """
-    if limit is None:
-        return rows
-    too_long = [i for i, row in enumerate(rows) if len(row) > limit]
-    if not too_long:
-        return rows
-    first = too_long[0]
-    message = (
-        f"{len(too_long)} of {len(rows)} prompts leave no room for a response: prompt {first} "
-        f"has {len(rows[first])} tokens, the limit is {limit}"
-    )
-    if how == "refuse" or (how == "drop" and len(too_long) == len(rows)):
-        raise ValueError(
-            f"{message}. Shorten them, or set long_prompts to 'cut' (their ends stay) or 'drop'"
-        )
-    result = "Their ends stay" if how == "cut" else "They are left out"
-    warnings.warn(f"{message}. {result}", LongPrompts, 3)
-    fitted = list(rows)
-    for i in too_long:
-        fitted[i] = rows[i][-limit:] if how == "cut" else []
-    return fitted
+    why = "the room for prompts"
+    fitted = fit_rows([[(row, [])] for row in rows], limit, how, "prompt", why)
+    return [sides[0][0] if sides is not None else [] for sides in fitted]
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #9de59079
 def encode_prompts(
@@ -243,15 +222,15 @@ def encode_prompts(
         return PromptBatch(prompts["query_ids"], prompts["query_mask"])
     rows = encode_rows(prompts, tokens)
     if not cut:
-        rows = apply_long_prompts(rows, limit, "refuse")
+        rows = fit_prompts(rows, limit, "refuse")
     elif limit is not None:
         rows = [row[-limit:] for row in rows]
     ids, mask = pad(rows, tokens.pad_id, side="left")
     return PromptBatch(ids, mask)
 
 
-def drop_long_prompts(prompts: Any, tokens: Tokens, limit: int | None, how: str) -> Any:
-    """Leave out the prompts that config.long_prompts drops.
+def drop_long_prompts(prompts: Any, tokens: Tokens, limit: int | None, how: LongRows) -> Any:
+    """Leave out the prompts that config.long_rows drops; of a stream each as it comes.
 
     Of a stream, which cannot be looked at beforehand, each is dropped as it comes. With "cut" a
     list is warned of here, and cut when it is encoded. Raises ValueError if long prompts are to be
@@ -260,7 +239,7 @@ def drop_long_prompts(prompts: Any, tokens: Tokens, limit: int | None, how: str)
     if isinstance(prompts, dict):
         return prompts
     if is_indexable(prompts):
-        rows = apply_long_prompts(encode_rows(prompts, tokens), limit, how)
+        rows = fit_prompts(encode_rows(prompts, tokens), limit, how)
         if all(rows):
             return prompts
         return [prompt for prompt, row in zip(prompts, rows, strict=True) if row]
@@ -278,18 +257,22 @@ def max_prompt_length(
 
     Raises ValueError if the responses alone fill the model's context.
     """
-    context = context_length(model)
-    limit = None
-    if context is not None:
-        if max_new_tokens >= context:
-            raise ValueError(
-                f"max_new_tokens is {max_new_tokens} and the model's context {context} "
-                "tokens: there is no room for a prompt. Lower max_new_tokens"
-            )
-        limit = context - max_new_tokens
+    limit = room_for_prompts(context_length(model), max_new_tokens)
     if tokenizer is None:
         return limit
     return token_limit(tokenizer, limit)
+
+
+def room_for_prompts(context: int | None, max_new_tokens: int) -> int | None:  # None: any length
+    "How long a prompt may be. Raises ValueError where no prompt leaves room for a response."
+    if context is None:
+        return None
+    if max_new_tokens >= context:
+        raise ValueError(
+            f"max_new_tokens is {max_new_tokens} and the model's context {context} "
+            "tokens: there is no room for a prompt. Lower max_new_tokens"
+        )
+    return context - max_new_tokens
 
 
 def is_indexable(prompts: object) -> bool:

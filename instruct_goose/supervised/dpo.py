@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PromptAndResponse', 'pair_rows', 'prompts_and_responses', 'row_logprobs', 'train_dpo', 'kto_loss', 'mismatched_rows',
-           'train_kto', 'labelled_rows']
+           'train_kto', 'labelled_rows', 'require_both_labels', 'require_two_rows']
 
 # %% ../../nbs/guides/dpo.ipynb #265203b9
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..core.checks import LongRows
 from ..models.agent import require_unshared
 from ..models.families import context_length
 from ..models.rendering import is_conversation, pair_parts, Renderer, template_columns
 from ..models.response import response_logprobs
 from ..models.tokens import pad
 from ..objective.preference import dpo_loss
-from .fit import batches, fit, Log, refuse_long_rows
+from .fit import batches, fit, fit_to_context, Log
 from .sft import padding_id
 
 # %% ../../nbs/guides/dpo.ipynb #d00f9f29
@@ -107,21 +108,20 @@ def train_dpo(
     batch_size: int = 64,  # pairs in a batch
     seed: int = 0,
     desc: str = "DPO",
+    long_rows: LongRows = "refuse",  # pairs beyond the context: an error, cut, or left out
     **options,  # see `fit`
 ) -> list[Log]:  # of every update: loss, lr, grad_norm, accuracy; margin and both sides, in nats
     """min −mean log σ(β·margin) over shuffled pairs, in place.
 
     margin = log π/π_ref of the chosen − log π/π_ref of the rejected (Rafailov et al. 2023,
-    eq. 7). Raises ValueError for pairs that cannot be used, and when the reference shares
-    weights with the model.
+    eq. 7). Raises ValueError for pairs that cannot be used or are beyond the context, and when
+    the reference shares weights with the model.
     """
     require_unshared(model, ref_model)
-    data = pair_rows(pairs, tokenizer)
+    data = list(fit_to_context(pair_rows(pairs, tokenizer), model, long_rows, "pair").values())
     pad_id = padding_id(tokenizer)
     chosen_rows = [chosen for chosen, _ in data]
     rejected_rows = [rejected for _, rejected in data]
-    refuse_long_rows([prompt + text for prompt, text in chosen_rows], model, "chosen text")
-    refuse_long_rows([prompt + text for prompt, text in rejected_rows], model, "rejected text")
 
     def loss_of(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
         rows = [chosen_rows[i] for i in batch] + [rejected_rows[i] for i in batch]
@@ -167,8 +167,7 @@ def mismatched_rows(
 
     KTO estimates z from such pairs. Raises ValueError for a single row.
     """
-    if len(rows) < 2:
-        raise ValueError("batch_size is 1: z needs the answer of another row")
+    require_two_rows(len(rows))
     mismatched = []
     for i, (prompt, _) in enumerate(rows):
         _, answer = rows[i - 1]
@@ -192,6 +191,7 @@ def train_kto(
     batch_size: int = 64,  # answers in a batch
     seed: int = 0,
     desc: str = "KTO",
+    long_rows: LongRows = "refuse",  # rows beyond the context: an error, cut, or left out
     **options,  # see `fit`
 ) -> list[Log]:  # of every update: loss, lr, grad_norm; kl (z), accuracy, margin
     """min mean `kto_loss` over shuffled answers, in place.
@@ -200,8 +200,10 @@ def train_kto(
     rows or batches that cannot be used, and when the reference shares weights with the model.
     """
     require_unshared(model, ref_model)
-    data, good = labelled_rows(rows, tokenizer)
-    refuse_long_rows([prompt + response for prompt, response in data], model)
+    rendered, labels = labelled_rows(rows, tokenizer)
+    fitted = fit_to_context([[row] for row in rendered], model, long_rows, "row")
+    data = [row for [row] in fitted.values()]
+    good = labels[list(fitted)]
     pad_id = padding_id(tokenizer)
 
     def loss_of(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
@@ -211,9 +213,9 @@ def train_kto(
             ref, ref_mismatched = row_logprobs(ref_model, matched + mismatched, pad_id).chunk(2)
             kl = (row_logprobs(model, mismatched, pad_id) - ref_mismatched).mean().clamp(min=0)
         log_ratio = row_logprobs(model, matched, pad_id) - ref
-        labels = good[batch].to(log_ratio.device)
-        margin = torch.where(labels, 1, -1) * (log_ratio.detach() - kl)
-        loss = kto_loss(log_ratio, labels, kl, beta, good_weight, bad_weight).mean()
+        is_good = good[batch].to(log_ratio.device)
+        margin = torch.where(is_good, 1, -1) * (log_ratio.detach() - kl)
+        loss = kto_loss(log_ratio, is_good, kl, beta, good_weight, bad_weight).mean()
         logged = {"kl": kl, "accuracy": (margin > 0).float(), "margin": margin}
         return loss, {name: x.mean().item() for name, x in logged.items()}
 
@@ -245,8 +247,19 @@ def labelled_rows(
         prompts.append(prompt)
         completions.append(completion)
         labels.append(label)
-    if len(set(labels)) < 2:
-        raise ValueError(f"{len(labels)} rows, and not two kinds of label, good and bad")
+    require_both_labels(labels)
     columns = [template_columns(row) for row in rows]
     divided = prompts_and_responses(prompts, completions, tokenizer, columns)
     return divided, torch.tensor(labels)
+
+
+def require_both_labels(labels: Sequence[bool]) -> None:
+    "Raises ValueError unless there are good answers and bad ones."
+    if len(set(labels)) < 2:
+        raise ValueError(f"{len(labels)} rows, and not two kinds of label, good and bad")
+
+
+def require_two_rows(batch_size: int) -> None:
+    "Raises ValueError for batches of one row."
+    if batch_size < 2:
+        raise ValueError("batch_size is 1: z needs the answer of another row")

@@ -290,7 +290,7 @@ class ReferenceAtAnotherTemperature(RLHFTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        head: Any = self.ref_model.get_output_embeddings()
+        head: Any = self.require_reference().get_output_embeddings()
         head.register_forward_hook(lambda module, hidden, logits: logits / 0.7)
 
 # %% ../../nbs/learn/22_bug_hunt.ipynb #31c0543d

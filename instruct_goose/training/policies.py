@@ -52,7 +52,7 @@ class MovingReference:
 
     def __init__(
         self,
-        model: nn.Module,  # π_ref
+        model: nn.Module | None,  # π_ref; None: no setting needs one
         policy: nn.Module,
         every: int | None = None,  # iterations; None: the reference stays
         share: float = 1.0,  # α: how far it follows
@@ -61,7 +61,7 @@ class MovingReference:
         self.policy = policy
         self.every = every
         self.share = share
-        if every is None:
+        if every is None or model is None:
             return
         shapes = {name: tuple(x.shape) for name, x in named_tensors(model).items()}
         policy_shapes = {name: tuple(x.shape) for name, x in named_tensors(policy).items()}
@@ -79,7 +79,7 @@ class MovingReference:
 
         Returns what the log says about it: nothing where the reference stays.
         """
-        if self.every is None:
+        if self.every is None or self.model is None:
             return {}
         due = iteration % self.every == 0
         if due:
@@ -88,7 +88,7 @@ class MovingReference:
 
     def state_dict(self) -> State:
         "Return its own weights by name, not copied; nothing where it stays."
-        if self.every is None:
+        if self.every is None or self.model is None:
             return {}
         policy_tensors = named_tensors(self.policy)
         state: State = {}
@@ -201,7 +201,7 @@ class KLStop(PolicySnapshot):
 
     def observe(self, experience: Experience, iteration: int) -> None:
         "Put the policy that sampled aside before an update, if it is within the limit."
-        if self.limit is None:
+        if self.limit is None or experience.kl is None:
             return
         kl = masked_sum(experience.kl, experience.mask, dim=-1).mean().item()
         if kl <= self.limit:

@@ -135,7 +135,7 @@ class RLHFTrainer:
     def __init__(
         self,
         model: nn.Module | str | Path,  # Agent, causal LM, PeftModel; or a path
-        ref_model: nn.Module | None = None,  # π_ref; None: the policy as it is now, frozen
+        ref_model: nn.Module | None = None,  # π_ref; None: the policy now, if settings need one
         config: RLHFConfig | None = None,  # None: the defaults
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,  # needed where prompts are text
@@ -151,8 +151,10 @@ class RLHFTrainer:
         agent = model if isinstance(model, Agent) else Agent(model)
         self.agent = agent.to(self.device)
         router_coef(self.agent.model, self.config.router_aux_loss_coef)  # is refused here
-        self.ref_model: PreTrainedModel = make_reference(ref_model, self.agent)
-        nn.Module.to(self.ref_model, self.device)
+        self.ref_model: PreTrainedModel | None = None
+        if ref_model is not None or self.config.needs_reference:
+            self.ref_model = make_reference(ref_model, self.agent)
+            nn.Module.to(self.ref_model, self.device)
         eos_ids, pad_id = special_ids(self.agent.model, tokenizer, stop_token_ids)
         self.tokens = Tokens(tokenizer, eos_ids, pad_id)
         self.reference = MovingReference(
@@ -342,7 +344,7 @@ class RLHFTrainer:
 
     def encode(self, prompts: Prompts) -> PromptBatch:
         "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
-        cut = self.config.long_prompts != "refuse"
+        cut = self.config.long_rows != "refuse"
         return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
 
     def judge(
@@ -394,6 +396,15 @@ class RLHFTrainer:
     def max_prompt_length(self) -> int | None:
         "How many tokens of a prompt leave room for a response; None: there is no limit."
         return max_prompt_length(self.agent.model, self.config.max_new_tokens, self.tokenizer)
+
+    def require_reference(self) -> PreTrainedModel:
+        "Return π_ref. Raises ValueError where none is kept, since no setting needs one."
+        if self.ref_model is None:
+            raise ValueError(
+                "there is no reference: beta is 0, and no other setting needs one. Make the "
+                "trainer with ref_model=create_reference_model(model)"
+            )
+        return self.ref_model
 
     # ---------------------------------------------------------------- the end of an iteration
 
@@ -522,12 +533,9 @@ class RLHFTrainer:
         return history
 
     def prompts_that_fit(self, prompts: Any) -> Any:
-        """The prompts without those that long_prompts drops.
-
-        Raises ValueError if it refuses one.
-        """
+        "The prompts without those that long_rows drops. Raises ValueError if it refuses one."
         return drop_long_prompts(
-            prompts, self.tokens, self.max_prompt_length, self.config.long_prompts
+            prompts, self.tokens, self.max_prompt_length, self.config.long_rows
         )
 
     def evaluate(
@@ -546,15 +554,17 @@ class RLHFTrainer:
         rollouts = []
         for rollout in self.answers(prompts, greedy):
             scores.append(self.judge(rollout, reward_fn, "held-out text"))
-            kls.append(masked_sum(self.annotate(rollout).kl, rollout.mask, dim=-1))
+            kl = self.annotate(rollout).kl
+            if kl is not None:
+                kls.append(masked_sum(kl, rollout.mask, dim=-1))
             rollouts.append(rollout)
         reward = json_number(torch.cat(scores).mean())
-        kl = json_number(torch.cat(kls).mean())
+        mean_kl = json_number(torch.cat(kls).mean()) if kls else None
         limit = self.config.max_kl_to_reference
-        within_limit = limit is None or (kl is not None and kl <= limit)
+        within_limit = limit is None or (mean_kl is not None and mean_kl <= limit)
         if self.config.keep_best and within_limit:
             self.best_policy.offer(reward, self.iteration)
-        return {"held_out_reward": reward, "held_out_kl": kl, **held_out_logged(rollouts)}
+        return {"held_out_reward": reward, "held_out_kl": mean_kl, **held_out_logged(rollouts)}
 
     def answers(
         self,

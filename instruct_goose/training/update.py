@@ -36,7 +36,7 @@ from instruct_goose.rollouts.rollout import (
     micro_batch_slices,
     require_scores,
 )
-from .experience import Experience, require_finite
+from .experience import Experience, NO_REFERENCE, require_finite
 
 # %% ../../nbs/reference/training/update.ipynb #af469e2f
 def drop_truncated(batch: Experience, config: RLHFConfig, eos_ids: Sequence[int]) -> Experience:
@@ -155,8 +155,11 @@ def kl_penalty(
 ) -> Float[Tensor, "batch time"]:
     """Compute β·k(ℓₜ) of each token, to be added to the loss; by default with k2.
 
-    0 at padding. Raises ValueError for plain k1, whose expected gradient is 0.
+    0 at padding. Raises ValueError without a reference, and for plain k1, whose expected gradient
+    is 0.
     """
+    if batch.ref_logprobs is None:
+        raise ValueError(NO_REFERENCE.format(beta))
     penalty = KL_GRADIENTS[config.kl_gradient]  # its value and its gradient
     estimator = config.kl_estimator or "k2"
     return penalty(logprobs, batch.ref_logprobs, batch.mask, beta, estimator, batch.old_logprobs)
@@ -403,7 +406,9 @@ class Coefficients:
 
 # %% ../../nbs/reference/training/update.ipynb #23b112e6
 @contextmanager
-def explain_nonfinite(agent: nn.Module, ref_model: nn.Module, iteration: int) -> Iterator[None]:
+def explain_nonfinite(
+    agent: nn.Module, ref_model: nn.Module | None, iteration: int
+) -> Iterator[None]:
     """Add the iteration and the cause to FloatingPointErrors raised inside the block.
 
     The cause is the first weight or gradient that is not finite, if there is one.
@@ -419,12 +424,12 @@ def explain_nonfinite(agent: nn.Module, ref_model: nn.Module, iteration: int) ->
         ) from None
 
 
-def first_nonfinite(agent: nn.Module, ref_model: nn.Module) -> str | None:
-    "Find the first weight or gradient that is not finite, in words; None: all are."
+def first_nonfinite(agent: nn.Module, ref_model: nn.Module | None) -> str | None:
+    "Find the first weight or gradient that is not finite, in words; None where all are."
     tensors: list[tuple[str, Tensor | None]] = []
     for name, p in agent.named_parameters():
         tensors.append((f"the weight {name}", p))
-    for name, p in ref_model.named_parameters():
+    for name, p in ref_model.named_parameters() if ref_model is not None else ():
         tensors.append((f"the reference's weight {name}", p))
     for name, p in agent.named_parameters():
         tensors.append((f"the gradient of {name}", p.grad))

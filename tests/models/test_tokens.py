@@ -80,7 +80,7 @@ def test_a_long_row_keeps_its_order():  # an unstable sort passes on short rows
         (
             lambda: PairDataset([("bad", "good " * 9)], word_tokenizer(WORDS, 8)),
             ValueError,
-            "pair 0, rejected has 10 tokens",
+            "max_length of 8 tokens: pair 0 has 10 tokens",
         ),
         (
             lambda: PairDataset([("good", "bad"), {"chosen": "x"}], word_tokenizer(WORDS)),

@@ -545,7 +545,7 @@ def test_a_stage_goes_on_and_a_finished_one_is_not_repeated(pairs, capsys):
 )
 def test_a_dry_run_of_a_stage_says_what_it_would_do(pairs, capsys, name, data):
     run(f"{name} --model gpt2 --data {data} --dry-run")
-    assert f"{name}: 100 updates of 16 rows" in capsys.readouterr().out
+    assert f"{name}: 100 updates of " in capsys.readouterr().out
     assert not Path("runs").exists()
 
 
@@ -936,3 +936,199 @@ def test_arguments_of_the_template_reach_every_stage_and_the_sampler(here, capsy
 def test_arguments_of_the_template_are_an_object(text):
     with pytest.raises(ValueError, match="template_kwargs is .* an object in JSON"):
         TrainConfig(model="m", data=Path("d.jsonl"), reward=("r.py:f",), template_kwargs=text)
+
+
+# --- rows that cannot be used, and rows that are too long
+
+
+def chat(question):
+    return [{"role": "user", "content": question}]
+
+
+LONG = "is tea hot " * 80  # beyond the context of 64
+ROW_OF_STAGE = {
+    "sft": {"prompt": "is tea hot", "completion": " yes"},
+    "dpo": {"prompt": "is tea hot", "chosen": " yes", "rejected": " no"},
+    "reward-model": {"prompt": "is tea hot", "chosen": " yes", "rejected": " no"},
+    "kto": {"prompt": "is tea hot", "completion": " yes"},
+}
+
+
+def rows_of(name, n=12):
+    rows = [dict(ROW_OF_STAGE[name], prompt=f"is tea hot {i} ") for i in range(n)]
+    if name == "kto":
+        rows = [row | {"label": i % 2 == 0} for i, row in enumerate(rows)]
+    return rows
+
+
+def supervised(name, *more):
+    options = ["--steps", "1", "--batch-size", "4", "--no-progress", "--lr", "1e-3"]
+    return [name, "--model", "llama", "--data", "rows.jsonl", *options, *map(str, more)]
+
+
+def summary_of(directory):
+    return json.loads(Path(directory, "summary.json").read_text())
+
+
+@pytest.mark.parametrize("name", ROW_OF_STAGE)
+def test_a_long_row_that_is_held_out_stops_the_dry_run_and_the_run_before_its_first_step(
+    here, name
+):
+    rows = rows_of(name)
+    rows[9] = rows[9] | {"prompt": LONG}  # of .1 the tenth row is held out
+    write("rows.jsonl", rows)
+    for more in (["--dry-run"], ["--output-dir", "out"]):
+        said = refused(*supervised(name, *more))
+        assert said.startswith("instruct-goose: rows.jsonl, line 10: it has ")
+        assert "the limit is 64" in said and "--long-rows cut or --long-rows drop" in said
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("name", ROW_OF_STAGE)
+@pytest.mark.parametrize("how", ["cut", "drop"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_long_rows_are_cut_or_left_out_in_every_stage_and_counted(here, name, how):
+    rows = rows_of(name)
+    for i in (1, 9):
+        rows[i] = rows[i] | {"prompt": LONG}
+    write("rows.jsonl", rows)
+    main(supervised(name, "--long-rows", how, "--output-dir", "out", "--held-out", ".25"))
+    summary = summary_of("out")
+    found = summary["data"]["data"]
+    assert found["rows"] == 12
+    assert (found["cut"], found["skipped"]) == {"cut": (2, {}), "drop": (0, {"length": 2})}[how]
+    assert (
+        summary["rows"] + summary["held_out_rows"] == found["used"] == {"cut": 12, "drop": 10}[how]
+    )
+
+
+@pytest.mark.parametrize("name", ROW_OF_STAGE)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_bad_rows_are_refused_together_or_skipped_and_counted_in_every_stage(here, name, capsys):
+    rows = rows_of(name)
+    Path("rows.jsonl").write_text(
+        "\n".join([json.dumps(rows[0]), "{", "7", *map(json.dumps, rows[1:])]) + "\n"
+    )
+    said = refused(*supervised(name, "--dry-run"))
+    assert "rows.jsonl: 2 of 14 rows cannot be used (1 × json, 1 × shape)" in said
+    assert "- rows.jsonl, line 2: not JSON" in said and "- rows.jsonl, line 3: of type int" in said
+    assert "--bad-rows skip leaves such rows out" in said
+    main(supervised(name, "--bad-rows", "skip", "--dry-run"))
+    assert "data: 2 of 14 rows skipped (1 × json, 1 × shape)" in capsys.readouterr().out
+    main(supervised(name, "--bad-rows", "skip", "--output-dir", "out"))
+    assert summary_of("out")["data"]["data"]["skipped"] == {"json": 1, "shape": 1}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_prompts_held_out_prompts_and_demonstrations_have_the_same_policy(here, capsys):
+    good = {"prompt": "is tea hot", "answer": "yes", "n": 1}
+    write("prompts.jsonl", [good, good | {"prompt": ""}])
+    write("eval.jsonl", [good | {"prompt": LONG}, good])
+    write("sft.jsonl", [{"prompt": "is tea ", "completion": "hot"}, {"prompt": "is tea "}])
+    files = ["--eval-data", "eval.jsonl", "--sft", "sft.jsonl", "--sft-steps", "1"]
+    assert "prompts.jsonl, line 2: prompt is empty" in refused(*train(*files))
+    skips = [*files, "--bad-rows", "skip"]
+    assert "eval.jsonl, line 1: it has " in refused(*train(*skips))
+    drops = [*skips, "--long-rows", "drop"]
+    main(train(*drops, "--dry-run"))
+    shown = capsys.readouterr().out
+    assert "prompts: 1 of " in shown and "held out: 1 prompts" in shown
+    main(train(*drops, "--output-dir", "out"))
+    found = summary_of("out")["data"]
+    assert {name: report["skipped"] for name, report in found.items()} == {
+        "data": {"empty": 1},
+        "eval_data": {"length": 1},
+        "sft": {"column": 1},
+    }
+
+
+def test_a_share_of_the_rows_is_held_out():
+    for share, held_out in ((0.4, 40), (0.1, 10), (0.25, 25), (0.33, 33), (0.9, 90), (0.0, 0)):
+        learnt, judged = own_run.split_held_out(list(range(100)), share)
+        assert len(judged) == held_out and sorted(learnt + judged) == list(range(100))
+    assert own_run.split_held_out([1], 0.9) == ([1], [])
+
+
+# --- what a dry run promises
+
+
+def test_a_dry_run_shows_a_row_of_each_kind_the_ends_and_the_columns(here, capsys):
+    rows = rows_of("sft", 3) + [{"prompt": chat("rain?"), "completion": "wet", "source": "web"}]
+    write("rows.jsonl", rows)
+    with pytest.warns(UnusedColumns):
+        main(supervised("sft", "--dry-run"))
+    shown = capsys.readouterr().out
+    assert "    is tea hot 0 ⟦ yes<end>⟧" in shown
+    assert "    <ask>user: rain?</ask><ask>assistant: ⟦wet</ask><end>⟧" in shown
+    assert "a response ends with <end> (0)" in shown
+    assert "data, columns: completion, prompt; not used: source" in shown
+    assert "the model was loaded and checked" in shown
+    main(train("--dry-run"))
+    shown = capsys.readouterr().out
+    assert "    is tea hot⟦the response⟧" in shown
+    assert "    <ask>user: rain?</ask><ask>assistant: ⟦the response⟧" in shown
+
+
+def not_finite(name):
+    "Spoil a weight of a saved model."
+    model = AutoModelForCausalLM.from_pretrained(name)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[3] = float("nan")
+    model.save_pretrained(name)
+
+
+def occupied(name):
+    "A directory that holds something."
+    Path("out").mkdir()
+    Path("out/file").touch()
+
+
+def one_label(name):
+    write("rows.jsonl", [row | {"label": True} for row in rows_of("kto")])
+
+
+FAULTS = [
+    *((name, not_finite, "not finite") for name in (*ROW_OF_STAGE, "train")),
+    *((name, occupied, "already holds a run or files") for name in (*ROW_OF_STAGE, "train")),
+    ("kto", one_label, "not two kinds of label"),
+]
+
+
+@pytest.mark.parametrize("name, spoil, says", FAULTS)
+def test_a_dry_run_refuses_what_the_run_refuses_and_writes_nothing(here, name, spoil, says):
+    if name != "train":
+        write("rows.jsonl", rows_of(name))
+    spoil("llama")
+    before = sorted(map(str, here.rglob("*")))
+    command = train() if name == "train" else supervised(name)
+    said = refused(*command, "--output-dir", "out", "--dry-run")
+    assert says in said
+    assert [p for p in sorted(map(str, here.rglob("*"))) if "__pycache__" not in p] == before
+    assert says in refused(*command, "--output-dir", "out")
+
+
+def test_a_dry_run_of_a_run_that_goes_on_compares_its_settings(here, capsys):
+    write("rows.jsonl", rows_of("sft"))
+    main(supervised("sft", "--output-dir", "out"))
+    main(supervised("sft", "--output-dir", "out", "--resume", "--steps", "3", "--dry-run"))
+    assert "1 of 1 steps of the stage 'sft' are done" in capsys.readouterr().out
+    options = ["--output-dir", "out", "--resume", "--lr", "2e-3", "--dry-run"]
+    assert "lr" in refused(*supervised("sft", *options))
+
+
+def test_the_trial_gives_the_reward_a_right_answer_from_the_answer_column(here, capsys):
+    Path("right.py").write_text(
+        "def score(completions, solution):\n"
+        "    said = [c if isinstance(c, str) else c[-1]['content'] for c in completions]\n"
+        "    return [float(str(s) in text) for text, s in zip(said, solution)]\n"
+    )
+    rows = [{"prompt": "is tea hot", "solution": 7}, {"prompt": chat("rain?"), "solution": "wet"}]
+    write("prompts.jsonl", rows)
+    Path("answer.py").write_text(Path("right.py").read_text().replace("solution", "answer"))
+    main(train("--dry-run", "--answer-column", "solution", reward="answer.py:score"))
+    shown = capsys.readouterr().out
+    assert (
+        "about 2 sample answers: 0, 0; and about 2 right ones, of the answer column: 1, 1" in shown
+    )
+    main(train("--dry-run", reward="right.py:score"))
+    assert "right ones" not in capsys.readouterr().out

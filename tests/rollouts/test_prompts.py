@@ -8,8 +8,9 @@ from small_trainer import EOS, PROMPTS, TOKENIZER, config, tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from instruct_goose.models.loading import tiny_smollm
+from instruct_goose.models.long_rows import RowsTooLong
 from instruct_goose.models.tokens import PromptDataset, pad, word_tokenizer
-from instruct_goose.rollouts.prompts import LongPrompts, PromptOrder, encode_rows, model_eos_ids
+from instruct_goose.rollouts.prompts import PromptOrder, encode_rows, model_eos_ids
 from instruct_goose.rollouts.rollout import Tokens
 from instruct_goose.training.trainer import RLHFTrainer
 
@@ -137,8 +138,8 @@ def trainer_for_long_prompts(**settings):
 def test_long_prompts_are_counted_and_refused_before_the_first_iteration():
     seen = Seen()
     message = (
-        "2 of 5 prompts leave no room for a response: prompt 0 has 17 tokens, the limit is 14.*"
-        "long_prompts"
+        "2 of 5 prompts are beyond the room for prompts of 14 tokens: prompt 0 has 17 tokens.*"
+        "long_rows='cut'"
     )
     with pytest.raises(ValueError, match=message):
         trainer_for_long_prompts().train(LONG, seen, steps=1, progress=False)
@@ -148,21 +149,21 @@ def test_long_prompts_are_counted_and_refused_before_the_first_iteration():
 @pytest.mark.parametrize(
     "how, message, words",
     [
-        ("cut", "2 of 5.*Their ends stay", {"w1", "w2", "w3", "w4", "w6"}),
-        ("drop", "2 of 5.*left out", {"w2", "w4", "w6"}),
+        ("cut", "2 of 5.*2 cut", {"w1", "w2", "w3", "w4", "w6"}),
+        ("drop", "2 of 5.*2 left out", {"w2", "w4", "w6"}),
     ],
 )
 def test_long_prompts_are_cut_or_dropped(how, message, words):
     seen = Seen()
-    trainer = trainer_for_long_prompts(long_prompts=how, steps=2)
-    with pytest.warns(LongPrompts, match=message):
+    trainer = trainer_for_long_prompts(long_rows=how, steps=2)
+    with pytest.warns(RowsTooLong, match=message):
         trainer.train(LONG, seen, progress=False, held_out=["w7"])
     assert set(seen.words) == words
 
 
 def test_long_prompts_of_a_stream_are_dropped_as_they_come():
     seen = Seen()
-    trainer = trainer_for_long_prompts(long_prompts="drop", batch_size=3, minibatches=1)
+    trainer = trainer_for_long_prompts(long_rows="drop", batch_size=3, minibatches=1)
     trainer.train(iter(LONG), seen, steps=1, progress=False)
     assert seen.words == ["w2", "w4", "w6"]
 

@@ -1,7 +1,11 @@
 """What reward functions are given, what they may return, how they fail, and scores of tokens. The
 oracles are sums by hand and scripted functions."""
 
+import asyncio
 import copy
+import json
+import multiprocessing
+import signal
 import threading
 
 import hypothesis
@@ -498,3 +502,84 @@ def test_without_a_tokenizer_a_reward_that_reads_texts_is_refused_by_name(reward
     t = ids_only()
     with pytest.raises(RewardError, match=says):
         t.score(t.rollout([[3, 4]] * 4), reward)
+
+
+def test_all_calls_of_async_rewards_share_one_event_loop(monkeypatch):
+    "A semaphore, a lock or a pool of connections belongs to the loop that first waits for it."
+    gate = asyncio.Semaphore(1)
+    loops = set()
+
+    async def one(text):
+        async with gate:
+            await asyncio.sleep(0)
+            return float(len(text))
+
+    async def judge(texts):
+        loops.add(asyncio.get_running_loop())
+        return await asyncio.gather(*map(one, texts))
+
+    for seconds in (None, 30.0, None):
+        assert score_texts(judge, ["a", "bb"], seconds=seconds).scores.tolist() == [1, 2]
+    assert len(loops) == 1
+
+    async def asks_another(texts):
+        return score_texts(judge_of_its_own, texts).scores.tolist()
+
+    async def judge_of_its_own(texts):
+        return [3.0] * len(texts)
+
+    assert score_texts(asks_another, ["a"]).scores.tolist() == [3]
+
+
+@pytest.mark.parametrize("leaves", [SystemExit, KeyboardInterrupt, ZeroDivisionError])
+def test_what_an_async_reward_raises_ends_no_event_loop(leaves):
+    async def bad(texts):
+        raise leaves
+
+    async def good(texts):
+        return [1.0] * len(texts)
+
+    with pytest.raises((leaves, RewardError)):
+        score_texts(bad, ["a"])
+    assert score_texts(good, ["a"], seconds=30.0).scores.tolist() == [1]
+
+
+def in_a_child(texts, queue):
+    queue.put(score_texts(later, texts).scores.tolist())
+
+
+async def later(texts):
+    await asyncio.sleep(0)
+    return [1.0] * len(texts)
+
+
+def test_a_forked_child_has_an_event_loop_of_its_own():
+    assert score_texts(later, ["a"]).scores.tolist() == [1]
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=in_a_child, args=(["a", "b"], queue))
+    child.start()
+    assert queue.get(timeout=60) == [1, 1]
+    child.join()
+
+
+def test_an_error_of_a_reward_has_its_file_and_line():
+    def fails(texts):
+        return json.loads("no JSON")  # its own last line is what counts, not that in json
+
+    line = fails.__code__.co_firstlineno + 1
+    for seconds in (None, 30.0):
+        with pytest.raises(RewardError, match=rf"test_rewards.py, line {line}\)"):
+            score_texts(fails, ["a"], seconds=seconds)
+
+
+def test_an_alarm_under_a_timeout_is_named(monkeypatch):
+    def grader(texts):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return [1.0] * len(texts)
+
+    before = signal.getsignal(signal.SIGALRM)
+    assert score_texts(grader, ["a"]).scores.tolist() == [1]
+    with pytest.raises(RewardError, match="main thread alone.*leave reward_timeout out"):
+        score_texts(grader, ["a"], seconds=30.0)
+    signal.signal(signal.SIGALRM, before)

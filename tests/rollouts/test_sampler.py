@@ -1,6 +1,8 @@
 """Stop strings: the oracle is the text from its beginning on, decoded anew after each token; and
 transformers' own criterion. Several processes: the oracle is one process."""
 
+import warnings
+
 import pytest
 import torch
 import transformers
@@ -14,8 +16,15 @@ from instruct_goose.core.processes import in_processes, is_main, rank
 from instruct_goose.models import decoding as decode
 from instruct_goose.models.sampling import sample
 from instruct_goose.models.tokens import bpe_tokenizer, pad
+from instruct_goose.rollouts.evaluation import generate
 from instruct_goose.rollouts.rollout import PromptBatch, Rollout, Tokens
-from instruct_goose.rollouts.sampler import PolicySampler, StopStrings, data_parallel
+from instruct_goose.rollouts.sampler import (
+    PolicySampler,
+    RatioOutliers,
+    StopStrings,
+    check_ratio,
+    data_parallel,
+)
 from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.metrics import rollout_metrics
 from instruct_goose.training.trainer import RLHFTrainer
@@ -171,7 +180,7 @@ def test_in_the_trainer_a_stop_is_an_end():
 
     assert t.evaluate(PROMPTS, lambda texts: [0.0] * len(texts))["held_out_reward"] <= 0
     greedy = t.sampler(PromptBatch(*pad(rows(), 0, "left")), 1, t.config, None)
-    assert greedy.ended is not None and greedy.sampled_logprobs is None and len(greedy) == 5
+    assert greedy.ended is not None and greedy.sampled_logprobs is not None and len(greedy) == 5
 
 
 def test_a_stop_works_without_an_end_token():
@@ -355,3 +364,89 @@ def test_a_character_that_is_divided_between_prompt_and_response_is_no_error():
     tokenizer = byte_level()
     ids = tokenizer("é END", add_special_tokens=False)["input_ids"]
     assert StopStrings([" END"], tokenizer).found(ids[1:], before=ids[:1])
+
+
+class Forgets(transformers.LlamaForCausalLM):
+    "With a cache its logits are others than without: what it writes is not what it would read."
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        if kwargs.get("past_key_values") is not None or kwargs.get("cache") is not None:
+            output.logits = 0.5 * output.logits
+        return output
+
+
+def forgetful():
+    torch.manual_seed(0)
+    model = Forgets(CONFIGS["llama"]()).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.35)
+    return model
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_model_whose_sampler_and_forward_disagree_is_not_evaluated(greedy):
+    settings = RLHFConfig(batch_size=4, max_new_tokens=8, device="cpu", eval_every=1)
+    t = RLHFTrainer(forgetful(), config=settings, tokenizer=TOKENIZER)
+    with pytest.raises(ValueError, match="sampler and the training forward disagree"):
+        t.evaluate(PROMPTS, lambda texts: [0.0] * len(texts), greedy=greedy)
+    with pytest.raises(ValueError, match="forward of Forgets disagree"):
+        generate(forgetful(), TOKENIZER, PROMPTS, 8, greedy=greedy)
+    generate(tiny(), TOKENIZER, PROMPTS, 8, greedy=greedy)
+
+
+def ratios(off, n=200, deviation=0.6):
+    "Log-probabilities of n tokens, of which some are off by a ratio of 1 + deviation."
+    old = torch.full((1, n), -1.0)
+    new = old.clone()
+    new[0, :off] += torch.tensor(1 + deviation).log()
+    return new, old, torch.ones(1, n, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    "eps, temperature, few, many",
+    [(1.2e-7, 1.0, 2, 3), (0.0078, 1.0, 60, 70), (0.0078, 0.5, 120, 140)],
+    ids=["float32", "bfloat16", "cold"],
+)
+def test_a_few_tokens_are_a_warning_and_more_are_an_error_that_names_the_cure(
+    eps, temperature, few, many
+):
+    "A ratio of 1.6 is .47 nats: .15 of them on average are 64 of 200 tokens."
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_ratio(eps, *ratios(0), "here")
+    with pytest.warns(RatioOutliers, match="importance_cap=2"):
+        largest = check_ratio(eps, *ratios(few), "here", temperature)
+    assert largest.item() == pytest.approx(0.6, rel=1e-4)
+    with pytest.raises(ValueError, match="(?s)here: at token 0 of response 0.*set importance_cap"):
+        check_ratio(eps, *ratios(many), "here", temperature)
+    new, old, mask = ratios(0)
+    new[0, 7] = torch.nan
+    with pytest.raises(ValueError, match="here"):
+        check_ratio(eps, new, old, mask, "here")
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 0.01])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "autocast"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_sound_model_is_refused_for_its_rounding(name, dtype, temperature):
+    autocast = "bfloat16" if dtype == "autocast" else None
+    settings = RLHFConfig.preset(
+        "grpo",
+        batch_size=16,
+        group_size=4,
+        max_new_tokens=16,
+        device="cpu",
+        temperature=temperature,
+        autocast=autocast,
+    )
+    model = tiny(name).to(torch.float32 if autocast else dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        t = RLHFTrainer(model, config=settings, tokenizer=TOKENIZER)
+        t.annotate(t.rollout(PROMPTS[:4]))
+        with pytest.raises(ValueError, match="disagree"):
+            wrong = t.rollout(PROMPTS[:4])
+            for p in model.parameters():  # another model by now
+                p.data = p.data.flip(0)
+            t.annotate(wrong)

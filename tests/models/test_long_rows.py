@@ -1,0 +1,73 @@
+"""Rows beyond a limit. Oracles: a cut found by trying every pair of lengths; rows made by hand."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from instruct_goose.models.long_rows import RowsTooLong, cut_row, fit_row, fit_rows
+
+
+def best_cut(prompt, answer, limit):
+    "Slow: the longest row that fits in which the prompt gives way first, down to half the limit."
+    fits = []
+    for p, a in itertools.product(range(prompt + 1), range(answer + 1)):
+        if p + a <= limit and p >= min(prompt, max(limit // 2, 1)):
+            fits.append((p + a, a, p))
+    return max(fits)[::-1][:2]
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(2, 9))
+def test_a_prompt_loses_its_beginning_and_an_answer_its_end(n_prompt, n_answer, limit):
+    prompt = list(range(n_prompt))
+    answer = list(range(100, 100 + n_answer))
+    [(kept, learnt)] = cut_row([(prompt, answer)], limit)
+    assert (len(kept), len(learnt)) == best_cut(n_prompt, n_answer, limit)
+    assert kept == prompt[n_prompt - len(kept) :]
+    assert learnt == answer[: len(learnt)]
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(2, 9))
+def test_both_sides_of_a_pair_keep_the_same_prompt(n_prompt, n_chosen, n_rejected, limit):
+    prompt = list(range(n_prompt))
+    row = [(prompt, [50] * n_chosen), (prompt, [60] * n_rejected)]
+    (one, chosen), (other, rejected) = cut_row(row, limit)
+    assert one == other
+    assert len(one) + max(len(chosen), len(rejected)) <= limit
+
+
+def test_a_row_that_fits_stays_as_it_is():
+    row = [([1, 2], [3])]
+    for how in ("refuse", "cut", "drop"):
+        assert fit_row(row, 3, how) == row
+        assert fit_row(row, None, how) == row
+
+
+def test_a_pair_that_is_a_tie_after_the_cut_is_left_out():
+    pair = [([1], [2, 2, 2, 3]), ([1], [2, 2, 2, 4])]
+    assert fit_row(pair, 4, "cut") is None
+    assert fit_row(pair, 5, "cut") == pair
+
+
+def test_long_rows_are_refused_by_the_first_with_the_ways_out():
+    rows = [[([1], [2])], [([1] * 3, [2] * 3)], [([1] * 9, [])]]
+    with pytest.raises(
+        ValueError, match="2 of 3 texts are beyond the room of 4 tokens: text 1 has "
+    ):
+        fit_rows(rows, 4, "refuse", "text", "the room")
+    with pytest.raises(ValueError, match="long_rows='cut' or long_rows='drop'"):
+        fit_rows(rows[1:], 4, "drop")
+
+
+@pytest.mark.parametrize(
+    "how, left, told",
+    [
+        ("drop", [[([1], [2])], None], "1 left out"),
+        ("cut", [[([1], [2])], [([1] * 2, [2] * 2)]], "1 cut"),
+    ],
+)
+def test_what_is_cut_or_left_out_is_told(how, left, told):
+    rows = [[([1], [2])], [([1] * 3, [2] * 3)]]
+    with pytest.warns(RowsTooLong, match=f"{told}$"):
+        assert fit_rows(rows, 4, how) == left
