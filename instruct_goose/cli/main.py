@@ -509,6 +509,7 @@ class ImpossibleSettings(ValueError):
 # errors that this package raises for its users: their text says all
 OURS = ValueError, OSError, ImportError, RuntimeError, SystemExit, FloatingPointError
 IN_A_SHELL = {  # what a message says in Python: the same as a flag
+    "resume=True": "--resume",
     "columns={'prompt': '…'}": "--prompt-column NAME",
     "columns={'completion': '…'}": "--answer-column NAME",
     "columns={'answer': '…'}": "--answer-column NAME",
