@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -335,75 +336,68 @@ def test_what_cannot_be_used_is_one_sentence_and_nothing_is_made(here, monkeypat
     assert [p for p in sorted(map(str, here.rglob("*"))) if "__pycache__" not in p] == before
 
 
-@pytest.mark.parametrize("model", first(1, ["llama", "gpt2"]))
-def test_a_run_with_demonstrations_held_out_prompts_and_more_steps_later(here, capsys, model):
-    write(
-        "demos.jsonl",
-        [
-            {"prompt": "is tea ", "completion": "hot"},
-            {
-                "messages": [
-                    {"role": "user", "content": "rain?"},
-                    {"role": "assistant", "content": "wet"},
-                ]
-            },
-        ],
-    )
+RUN_SETTINGS = """
+data: prompts.jsonl
+reward: rewards.py:score
+algorithm: rloo
+group-size: 2
+sft: demos.jsonl
+sft_steps: 3
+sft_lr: 1e-3
+eval_data: eval.jsonl
+lr: 1e-3
+eval_every: 1
+"""
+
+
+@pytest.fixture(params=first(1, ["llama", "gpt2"]))
+def demo_run(here, request, capsys):
+    """A run of two iterations after SFT on demonstrations, judged on held-out prompts; its command.
+
+    What it prints waits in capsys.
+    """
+    turns = [{"role": "user", "content": "rain?"}, {"role": "assistant", "content": "wet"}]
+    write("demos.jsonl", [{"prompt": "is tea ", "completion": "hot"}, {"messages": turns}])
     write("eval.jsonl", [{"prompt": "Rome?", "answer": "no", "n": 1}])
-    Path("run.yaml").write_text(
-        f"model: {model}\ndata: prompts.jsonl\nreward: rewards.py:score\nalgorithm: rloo\ngroup-size: 2\nsft: demos.jsonl\nsft_steps: 3\nsft_lr: 1e-3\neval_data: eval.jsonl\nlr: 1e-3\neval_every: 1\n"
-    )
-    main(["train", "--config", "run.yaml", "--output-dir", "run", *TINY])
-    shown = capsys.readouterr().out
-    settings, summary = (
-        json.loads(Path(f"run/{name}.json").read_text()) for name in ("config", "summary")
-    )
-    assert (
-        settings["algorithm"] == "rloo"
-        and settings["lr"] == 1e-3
-        and settings["group_size"] == 2
-        and summary["held_out_reward"].keys() == {"before", "after"}
-    )
-    assert (
-        "Rome?" in shown
-        and "Rome?" in Path("run/samples.md").read_text()
-        and "held_out_reward" in log("run")[0]
-    )
-    assert (
-        log("run")[0]["reward_noise"] == log("run")[0]["reward_shift"] == 0
-        and "reward_noise" not in log("run")[1]
-    )  # asked again, now and then
+    Path("run.yaml").write_text(f"model: {request.param}{RUN_SETTINGS}")
+    command = ["train", "--config", "run.yaml", *TINY]
+    main([*command, "--output-dir", "run"])
+    return command
+
+
+def test_a_run_with_demonstrations_and_held_out_prompts(demo_run, capsys):
+    settings = json.loads(Path("run/config.json").read_text())
+    assert settings["algorithm"] == "rloo"
+    assert settings["lr"] == 1e-3
+    assert settings["group_size"] == 2
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["held_out_reward"].keys() == {"before", "after"}
+
+    first_row, second_row = log("run")
+    assert "held_out_reward" in first_row
+    assert first_row["reward_noise"] == first_row["reward_shift"] == 0
+    assert "reward_noise" not in second_row  # asked again now and then
+
+    assert "Rome?" in capsys.readouterr().out
+    assert "Rome?" in Path("run/samples.md").read_text()
+    assert "RLOO, 2 iterations" in Path("run/policy/README.md").read_text()
     for part in ("sft", "policy"):
-        assert (
-            AutoModelForCausalLM.from_pretrained(f"run/{part}")
-            and AutoTokenizer.from_pretrained(f"run/{part}").chat_template == CHAT
-        )
-    assert (
-        Agent.from_pretrained("run/policy")
-        and "RLOO, 2 iterations" in Path("run/policy/README.md").read_text()
-    )
-    assert refused("train", "--config", "run.yaml", "--output-dir", "run", *TINY).endswith("runs/")
-    main(
-        ["train", "--config", "run.yaml", "--output-dir", "run", *TINY, "--resume", "--steps", "3"]
-    )
-    main(["train", "--config", "run.yaml", "--output-dir", "whole", *TINY, "--steps", "3"])
-    assert log("run") == log("whole") and len(log("run")) == 3
+        assert AutoModelForCausalLM.from_pretrained(f"run/{part}")
+        assert AutoTokenizer.from_pretrained(f"run/{part}").chat_template == CHAT
+    assert Agent.from_pretrained("run/policy")
     assert find_model("run") == "run/policy"
+
+
+def test_a_run_that_is_made_longer_is_one_that_was_longer_from_the_start(demo_run):
+    assert refused(*demo_run, "--output-dir", "run").endswith("runs/")
+    main([*demo_run, "--output-dir", "run", "--resume", "--steps", "3"])
+    main([*demo_run, "--output-dir", "whole", "--steps", "3"])
+    assert log("run") == log("whole")
+    assert len(log("run")) == 3
+
+    write("eval.jsonl", [{"prompt": "jazz", "answer": "no", "n": 1}])
     with pytest.raises(SystemExit, match="SHA-256 of the data"):
-        write("eval.jsonl", [{"prompt": "jazz", "answer": "no", "n": 1}])
-        main(
-            [
-                "train",
-                "--config",
-                "run.yaml",
-                "--output-dir",
-                "run",
-                *TINY,
-                "--resume",
-                "--steps",
-                "4",
-            ]
-        )
+        main([*demo_run, "--output-dir", "run", "--resume", "--steps", "4"])
 
 
 def test_functions_of_python_take_the_place_of_those_on_the_disk(here):
@@ -504,94 +498,60 @@ PAIRS = [
 ] * 4
 
 
-def test_the_stages_one_after_the_other(here, capsys):
+STAGE = "--steps 4 --batch-size 4 --lr 1e-3 --held-out .25 --no-progress"
+
+
+def run(line: str) -> None:
+    "Run a command as it is written in a shell."
+    main(shlex.split(line))
+
+
+@pytest.fixture
+def pairs(here):
+    "Preferences, and their chosen sides as demonstrations."
     write("pairs.jsonl", PAIRS)
     write("demos.jsonl", [{"prompt": p["prompt"], "completion": p["chosen"]} for p in PAIRS])
-    quick = [
-        "--steps",
-        "4",
-        "--batch-size",
-        "4",
-        "--lr",
-        "1e-3",
-        "--held-out",
-        ".25",
-        "--no-progress",
-    ]
-    main(["sft", "--model", "llama", "--data", "demos.jsonl", "--output-dir", "a", *quick])
-    main(["reward-model", "--model", "a", "--data", "pairs.jsonl", "--output-dir", "b", *quick])
-    main(["dpo", "--model", "a", "--data", "pairs.jsonl", "--output-dir", "c", *quick])
-    main(
-        [
-            "train",
-            "--model",
-            "c",
-            "--data",
-            "prompts.jsonl",
-            "--reward",
-            "b",
-            "--output-dir",
-            "d",
-            *TINY,
-        ]
-    )
+
+
+def test_the_stages_one_after_the_other(pairs):
+    run(f"sft --model llama --data demos.jsonl --output-dir a {STAGE}")
+    run(f"reward-model --model a --data pairs.jsonl --output-dir b {STAGE}")
+    run(f"dpo --model a --data pairs.jsonl --output-dir c {STAGE}")
+    tiny = shlex.join(TINY)
+    run(f"train --model c --data prompts.jsonl --reward b --output-dir d {tiny}")
+
     for out in "abc":
         summary = json.loads(Path(out, "summary.json").read_text())
-        assert (
-            summary["rows"] == 9
-            and summary["held_out_rows"] == 3
-            and [m["step"] for m in log(out)] == [0, 1, 2, 3]
-        )
-    assert (
-        load_reward("b").model.config.reward_std > 0
-        and own_tokenizer("d/policy").chat_template == CHAT
-    )
-    main(
-        [
-            "dpo",
-            "--model",
-            "a",
-            "--data",
-            "pairs.jsonl",
-            "--output-dir",
-            "c",
-            *quick,
-            "--steps",
-            "5",
-            "--resume",
-        ]
-    )
+        assert summary["rows"] == 9
+        assert summary["held_out_rows"] == 3
+        assert [m["step"] for m in log(out)] == [0, 1, 2, 3]
+    assert load_reward("b").model.config.reward_std > 0
+    assert own_tokenizer("d/policy").chat_template == CHAT
+
+
+def test_a_stage_goes_on_and_a_finished_one_is_not_repeated(pairs, capsys):
+    dpo = f"dpo --model llama --data pairs.jsonl --output-dir c {STAGE}"
+    run(dpo)
+    run(f"{dpo} --steps 5 --resume")
     assert [m["step"] for m in log("c")] == [0, 1, 2, 3, 4]
-    main(
-        [
-            "dpo",
-            "--model",
-            "a",
-            "--data",
-            "pairs.jsonl",
-            "--output-dir",
-            "c",
-            *quick,
-            "--steps",
-            "5",
-            "--resume",
-        ]
-    )
+
+    run(f"{dpo} --steps 5 --resume")
     assert "is finished: nothing to do" in capsys.readouterr().out
-    for name in ("sft", "reward-model", "dpo"):
-        main(
-            [
-                name,
-                "--model",
-                "gpt2",
-                "--data",
-                "demos.jsonl" if name == "sft" else "pairs.jsonl",
-                "--dry-run",
-            ]
-        )
-        assert f"{name}: 100 updates of " in capsys.readouterr().out and not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    "name, data",
+    [("sft", "demos.jsonl"), ("reward-model", "pairs.jsonl"), ("dpo", "pairs.jsonl")],
+)
+def test_a_dry_run_of_a_stage_says_what_it_would_do(pairs, capsys, name, data):
+    run(f"{name} --model gpt2 --data {data} --dry-run")
+    assert f"{name}: 100 updates of " in capsys.readouterr().out
+    assert not Path("runs").exists()
+
+
+def test_a_reward_model_takes_no_adapters(pairs):
     with pytest.raises(SystemExit, match="no --lora-rank here: "):
-        main(["reward-model", "--model", "llama", "--data", "pairs.jsonl", "--lora-rank", "3"])
+        run("reward-model --model llama --data pairs.jsonl --lora-rank 3")
 
 
 def test_kto_learns_from_labelled_answers(here, capsys):
