@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['Loaded', 'Conversation', 'Writing', 'SampleConfig', 'load_models', 'padding_tokenizer', 'model_before', 'run_sample',
            'responses_of', 'run_settings', 'template_arguments', 'stops_of', 'check_words', 'ChatConfig', 'run_chat',
-           'next_line', 'PrintableStreamer', 'stream_answer', 'MergeConfig', 'run_merge', 'ProbeConfig', 'run_ladder',
-           'DoctorConfig', 'run_doctor', 'ExercisesConfig', 'run_exercises']
+           'new_conversations', 'next_line', 'PrintableStreamer', 'stream_answer', 'MergeConfig', 'run_merge',
+           'ProbeConfig', 'run_ladder', 'DoctorConfig', 'run_doctor', 'ExercisesConfig', 'run_exercises']
 
 # %% ../../nbs/reference/cli/commands.ipynb #d2de016d
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +24,7 @@ from .. import exercises
 from ..core.checks import Count, Positive, Seed, Settings, Threads
 from ..core.files import printable, read_json, text_table
 from ..core.random import torch_threads
-from ..doctor.diagnosis import diagnose, report
+from ..doctor.diagnosis import diagnose, OF_THE_BUILT_IN_LOSS, report
 from ..doctor.report import read_run
 from ..doctor.rules import Finding
 from instruct_goose.models.loading import (
@@ -231,7 +231,7 @@ Conversation = list[dict[str, str]]  # messages {"role", "content"}
 
 
 def run_chat(config: ChatConfig) -> dict[str, Conversation]:  # the last one with each model
-    """Answer line by line, until an empty one.
+    """Answer line by line, until an empty one; /new begins another conversation.
 
     Raises as `load_models`, and ValueError for a model without a chat template and for a
     conversation that its context cannot hold.
@@ -240,15 +240,16 @@ def run_chat(config: ChatConfig) -> dict[str, Conversation]:  # the last one wit
     if not config.before:
         newest = list(models)[-1]
         models = {newest: models[newest]}
-    conversations: dict[str, Conversation] = {name: [] for name in models}
-    if config.system:
-        for conversation in conversations.values():
-            conversation.append({"role": "system", "content": config.system})
-    print("An empty line ends the conversation.")
+    conversations = new_conversations(models, config.system)
+    print("An empty line ends the conversation; /new begins another one.")
     with torch_threads(config.threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         line = next_line()
         while line:
+            if line == "/new":
+                conversations = new_conversations(models, config.system)
+                line = next_line()
+                continue
             for name, (model, tokenizer) in models.items():
                 print(f"\n{name}: ", end="", flush=True)
                 conversation = conversations[name]
@@ -257,6 +258,14 @@ def run_chat(config: ChatConfig) -> dict[str, Conversation]:  # the last one wit
                 conversation.append({"role": "assistant", "content": answer})
             line = next_line()
     return conversations
+
+
+def new_conversations(
+    models: Iterable[str], system: str | None
+) -> dict[str, Conversation]:  # one with each model
+    "Begin a conversation with each model."
+    first = [{"role": "system", "content": system}] if system else []
+    return {name: list(first) for name in models}
 
 
 def next_line() -> str:  # "" at the end of the input
@@ -389,7 +398,11 @@ def run_doctor(config: DoctorConfig) -> list[Finding]:
         rows = [asdict(finding) for finding in findings]
         print(json.dumps(rows, ensure_ascii=False, indent=1))
     else:
-        print("\n".join([*run.notes, report(findings, run.metrics, run.tokens)]))
+        notes = list(run.notes)
+        if run.config.get("own_loss"):
+            rules = ", ".join(OF_THE_BUILT_IN_LOSS)
+            notes.append(f"The trainer's loss is its own. Not looked for: {rules}.")
+        print("\n".join([*notes, report(findings, run.metrics, run.tokens)]))
     return findings
 
 # %% ../../nbs/reference/cli/commands.ipynb #e8e5c0a2

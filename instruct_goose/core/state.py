@@ -406,10 +406,12 @@ class StageStore(Protocol):
         `state` can be asked for until the next step begins, in case the run is stopped before it.
         """
 
-    def after_step(self, done: int, total: int, state: Callable[[], State]) -> None:
+    def after_step(
+        self, done: int, total: int, state: Callable[[], State], is_last: bool = False
+    ) -> None:
         """Take note that `done` of `total` steps are done, and save where a copy is due.
 
-        `state` is asked for where it is.
+        `state` is asked for where it is. With `is_last` the stage ends early, and is saved.
         """
 
 # %% ../../nbs/reference/core/state.ipynb #a45ea2a3
@@ -425,6 +427,7 @@ FREE_SETTINGS = (  # change no number of a run
     "even_if_worse",
     "track",
     "track_every",
+    "threads",  # a run goes on with those that it had, which its checkpoint knows
 )
 
 # %% ../../nbs/reference/core/state.ipynb #f96e0366

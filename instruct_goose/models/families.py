@@ -63,7 +63,8 @@ def configured_context(config: PretrainedConfig) -> int | None:
 
 def vocabulary_size(model: PreTrainedModel) -> int:
     "Count the rows of the embedding: every token id lies below."
-    return len(model.get_input_embeddings().get_parameter("weight"))
+    embedding: Any = model.get_input_embeddings()  # perhaps with token rows of adapters
+    return len(embedding.weight)
 
 # %% ../../nbs/reference/models/families.ipynb #466624c2
 _IS_EVAL: ContextVar[bool] = ContextVar("_IS_EVAL", default=False)  # inside `eval_mode`?

@@ -34,7 +34,7 @@ from instruct_goose.core.files import (
     whole_directory,
     write_atomically,
 )
-from ..core.processes import find_device, on_main, world_size
+from ..core.processes import find_device, on_main, require_one_process
 from ..core.random import stage_seed
 from ..data.bad_rows import RowPolicy, RowReport
 from ..data.load import Source
@@ -74,6 +74,7 @@ from instruct_goose.recipes.plan import (
 )
 from instruct_goose.recipes.training import (
     fingerprint_of_prompts,
+    own_loss,
     train_and_report,
     TrainingJob,
 )
@@ -431,7 +432,8 @@ def run_train(
             trainer = make_trainer(config, own_model(inputs.place, config), inputs.tokenizer)
         print(loaded_text(trainer.agent.model))
         return {}
-    return in_run_directory(config, "train", partial(train_on, config, inputs), known)
+    own = own_loss(own_trainer(config.trainer))
+    return in_run_directory(config, "train", partial(train_on, config, inputs), known, **own)
 
 # %% ../../nbs/learn/23_your_own.ipynb #84cfb266
 ANSWERS_OF_PAIRS = "chosen_column and rejected_column name the answers of a pair"
@@ -446,6 +448,8 @@ class Supervised(OwnRun):
     lr: Positive = 1e-5  # learning rate; a model of under a million weights wants about 1e-3
     held_out: Annotated[float, Limit(0, 0.9)] = 0.1  # share of rows to judge by, without eval_data
     long_rows: LongRows = "refuse"  # rows beyond the context: an error, cut, or left out
+    router_aux_loss_coef: NotNegative | None = None
+    "weight of the load-balancing loss of a mixture of experts; None: as the model's configuration"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
 
 
@@ -464,6 +468,7 @@ class RewardModelConfig(Supervised):
     stage = "reward model"
     NOT_TAKEN: ClassVar = {
         "lora_rank": "a reward model learns with all its weights",
+        "lora_experts": "a reward model learns with all its weights",
         "four_bits": "a reward model learns with all its weights",
         "answer_column": ANSWERS_OF_PAIRS,
     }
@@ -545,8 +550,7 @@ def inspect_stage(config: Supervised, stage: SupervisedStage) -> StageRows:
     Raises OSError or ValueError, in one sentence, for what cannot be used.
     """
     find_device(config.device)
-    if world_size() > 1:
-        raise ValueError(f"{stage.name} runs in one process: start it without torchrun")
+    require_one_process(stage.name)
     place = find_model(config.model)
     tokenizer = own_tokenizer(place)
     context = configured_context(load_config(place))
@@ -646,6 +650,7 @@ def fit_options(
         "desc": name,
         "long_rows": config.long_rows,
         "progress": config.progress,
+        "router_aux_loss_coef": config.router_aux_loss_coef,
         "stage": stage,
         "callback": lambda step, log: append_jsonl(log_file, log),
     }

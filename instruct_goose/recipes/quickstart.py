@@ -16,7 +16,7 @@ from typing import Annotated, Any, cast, Literal, NamedTuple
 from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.checks import Count, Limit, NotNegative, Positive
-from ..core.processes import find_device
+from ..core.processes import find_device, require_one_process
 from ..core.random import stage_seed, torch_threads
 from ..models.agent import Agent, create_reference_model
 from ..models.loading import save_model
@@ -244,6 +244,7 @@ def run_quickstart(config: QuickstartConfig | None = None) -> dict:  # the summa
     Raises, before any work, ValueError for a GPU where there is none, and as `in_run_directory`.
     """
     config = config or QuickstartConfig()
+    require_one_process("quickstart")
     find_device(config.device)
     return in_run_directory(config, "quickstart", partial(run_stages, config))
 

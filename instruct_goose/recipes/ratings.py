@@ -27,7 +27,7 @@ from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBa
 
 from ..core.checks import Count, Limit, NotNegative, Positive
 from ..core.files import require_rated_texts, text_table
-from ..core.processes import find_device
+from ..core.processes import find_device, require_one_process
 from ..core.random import stage_seed
 from ..models.loading import save_model
 from ..models.reward_model import RewardModel
@@ -524,6 +524,7 @@ def run_reviews(config: ReviewsConfig) -> dict:  # the summary, as written to su
     Raises as `read_rated` and `in_run_directory`; and WorseThanBaseline, a ValueError, for a
     reward model that loses to VADER.
     """
+    require_one_process("reviews")
     reviews, other_texts = read_rated(config.data)
     return in_run_directory(
         config,

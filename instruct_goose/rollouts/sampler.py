@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['CONTEXT', 'RATIO_CAUSES', 'FLOAT_LIMIT', 'HALF_LIMIT', 'MOST_TOKENS_OFF', 'LARGEST_MEAN', 'StopStrings', 'Sampler',
-           'SyncedSampler', 'PolicySampler', 'sync_weights', 'rounding', 'RatioOutliers', 'check_ratio',
-           'require_same_forward', 'SharedSampler', 'data_parallel', 'greedy_responses']
+           'SyncedSampler', 'PolicySampler', 'sync_weights', 'require_rows', 'require_sampler', 'require_sampler_maker',
+           'rounding', 'RatioOutliers', 'check_ratio', 'require_same_forward', 'SharedSampler', 'data_parallel',
+           'greedy_responses']
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #c5bce922
+import inspect
 import math
 import zlib
 from collections.abc import Callable, Sequence
@@ -19,6 +21,7 @@ from torch import nn, Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import precision, RLHFConfig
+from ..core.checks import shorten
 from ..core.tensor_checks import refuse_if
 from ..core.processes import require_equal, world_size, rank_slice, gather_results
 from ..core.random import ShardedGenerator
@@ -198,6 +201,58 @@ def sync_weights(sampler: Sampler, model: nn.Module) -> None:
     "Give the policy's weights to a sampler that keeps its own: π_old ← π_θ."
     if isinstance(sampler, SyncedSampler):
         sampler.updated(model)
+
+
+def require_rows(rollout: Rollout, queries: PromptBatch, n: int) -> None:
+    """Check that a sampler has answered each query n times, side by side, in their order.
+
+    The data's columns are put beside the rows by their order. Raises ValueError for other rows.
+    """
+    asked = [query for query in unpad(queries.ids, queries.mask) for _ in range(n)]
+    answered = unpad(rollout.query_ids, rollout.query_mask)
+    if len(answered) != len(asked):
+        raise ValueError(
+            f"the sampler returned {len(answered)} rows for {len(asked) // n} prompts with {n} "
+            f"responses each: it has to return {len(asked)}"
+        )
+    for i, (query, prompt) in enumerate(zip(answered, asked, strict=True)):
+        if list(query) != list(prompt):
+            raise ValueError(
+                f"row {i} of the sampler answers another prompt: it has to return {n} rows for "
+                "each prompt, side by side, in the order of the prompts"
+            )
+
+
+def require_sampler(sampler: object) -> None:
+    "Raises TypeError for what makes a sampler and is none."
+    if not _can_be_called_with(sampler, 4):
+        raise TypeError(
+            f"sampler is {shorten(sampler)}, and is called with (queries, n, config, generator). "
+            "A function of (agent, tokens) that makes one is for trainer.use_sampler"
+        )
+
+
+def require_sampler_maker(make: object) -> None:
+    "Raises TypeError for a sampler where a function that makes one is asked for."
+    if not _can_be_called_with(make, 2):
+        raise TypeError(
+            "use_sampler takes a function of (agent, tokens) that makes a sampler, for example "
+            "lambda agent, tokens: PolicySampler(agent, tokens); of one that is made already, "
+            "lambda agent, tokens: sampler"
+        )
+
+
+def _can_be_called_with(function: object, arguments: int) -> bool:
+    "Whether a function takes so many arguments, as far as it says."
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*range(arguments))
+    except TypeError:
+        return False
+    except ValueError:  # written in C: it does not say
+        return True
+    return True
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #5eaca3ef
 RATIO_CAUSES = """The same weights must give the same probabilities. Look for a model that has

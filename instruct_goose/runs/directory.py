@@ -45,7 +45,7 @@ from ..doctor.diagnosis import diagnose
 from ..doctor.report import read_tokens
 from ..doctor.rules import read_metrics
 from ..models.loading import base_model_of, find_model, holds_adapters, save_model
-from ..models.sharding import is_sharded, unsharded_copy
+from ..models.sharding import is_sharded, load_weights, unsharded_copy
 from ..rollouts.prompts import is_indexable
 from ..rollouts.rewards import Rewards
 from .checkpoints import newest_checkpoint
@@ -90,9 +90,10 @@ def require_unused(path: Path) -> None:
         raise FileExistsError(f"{path} is a file, or a link to nothing: give another directory")
     contents = list(path.iterdir()) if path.is_dir() else []
     if any(not TEMPORARY_FILE.fullmatch(file.name) for file in contents):
+        is_run = any((path / name).exists() for name in ("config.json", "checkpoints"))
+        go_on = "resume=True goes on with it; else " if is_run else ""
         raise FileExistsError(
-            f"{path} already holds a run or files: give another directory, or "
-            "leave it out to get a fresh one under runs/"
+            f"{path} already holds {'a run' if is_run else 'files'}: {go_on}give another directory"
         )
 
 # %% ../../nbs/reference/runs/directory.ipynb #acdedae8
@@ -139,6 +140,7 @@ def open_run(
     manager = CheckpointManager(
         out, settings_of(config) | more, config.steps, config.save_every, config.keep
     )
+    manager.to_go_on = getattr(config, "to_go_on", None)
     if config.resume:
         checkpoint = manager.resume()
         if is_main():
@@ -252,7 +254,9 @@ class RunLog(Callback[RLHFTrainer]):
         self.metrics.append(nan_to_none(metrics))
         self.digest.update(json_line(metrics).encode())
         state = partial(self.state_of, trainer)
-        self.stage.after_step(trainer.iteration, trainer.config.steps, state)
+        self.stage.after_step(
+            trainer.iteration, trainer.config.steps, state, is_last=bool(trainer.stopped)
+        )
 
     def state_of(self, trainer: RLHFTrainer) -> State:
         "Return the trainer's state, with length and SHA-256 of the log that fits it."
@@ -271,9 +275,12 @@ class RunLog(Callback[RLHFTrainer]):
             self.metrics = on_main(partial(checked_log, state, self.path))
             for metrics in self.metrics:
                 self.digest.update(json_line(metrics).encode())
+            steps = state["identity"]["config"].get("steps")
             config = {**state["identity"]["config"], "steps": trainer.config.steps}
             identity = {**state["identity"], "config": config}  # a run may grow
             trainer.load_state_dict({**state, "identity": identity})
+            if steps != trainer.config.steps:  # and goes on then, also if it was stopped early
+                trainer.stopped = None
         if is_main():
             truncate_log(self.tokens, trainer.iteration)
             truncate_log(self.path, trainer.iteration)
@@ -412,10 +419,11 @@ def save_last_whole_policy(trainer: RLHFTrainer, saved: State, path: Path) -> No
     The one in memory may be half updated.
     """
     agent = trainer.agent
+    weights = saved["parts"]["learner"]["model"]
     if is_sharded(agent):  # nothing is asked of other processes, which may have gone
-        agent = unsharded_copy(agent, saved["parts"]["learner"]["model"])
+        agent = unsharded_copy(agent, weights)
     else:
-        trainer.load_state_dict(saved)
+        load_weights(agent, weights)
     save_model(agent.model, trainer.tokenizer, path, trainer.eos_ids)
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c67

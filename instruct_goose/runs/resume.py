@@ -145,6 +145,7 @@ class CheckpointManager:
         self.block = ExitStack()  # lock and signals, while `with` lasts
         self.began_empty = False  # was the directory, when the block began?
         self.is_in_child = False  # a copy in a forked child: the run is its parent's
+        self.to_go_on: str | None = None  # how a user goes on; None: by a command's flags
 
     def stage(self, name: str) -> "Stage":
         "Make the store of one stage's state, a `Stage`, under this name."
@@ -300,8 +301,7 @@ class CheckpointManager:
             return (
                 f"Stopped. {shown_path(checkpoints(self.directory)[-1])} holds the run after "
                 f"{place.done} of {place.total} steps of the stage {place.stage!r}.\n"
-                f"To go on: the same command with --output-dir {shell_path(self.run)} "
-                f"--resume{flags}"
+                f"To go on: {self._command_to_go_on(flags)}"
             )
         with suppress(OSError):
             self._remove_empty_run()
@@ -309,6 +309,11 @@ class CheckpointManager:
             f"Stopped before the first whole step; {shown_path(self.run)} holds nothing to go on "
             "from."
         )
+
+    def _command_to_go_on(self, flags: str) -> str:
+        if self.to_go_on is not None:
+            return self.to_go_on
+        return f"the same command with --output-dir {shell_path(self.run)} --resume{flags}"
 
     def _remove_empty_run(self) -> None:
         """Free the directory of a run that has done nothing, for the next one.
@@ -362,15 +367,23 @@ class Stage:
         if world_size() == 1:
             self.manager.reached = Reached(Place(self.name, done, total), state)
 
-    def after_step(self, done: int, total: int, state: Callable[[], State]) -> None:
+    def after_step(
+        self, done: int, total: int, state: Callable[[], State], is_last: bool = False
+    ) -> None:
         """Keep the state after `done` of `total` steps: in memory, and on disk when due.
+
+        A stage that ends early says so with `is_last`, and is saved.
 
         `state` is asked for by all processes, where each has a shard of it; where the stage has
         said what it has `reached`, only if it is to be saved. Raises KeyboardInterrupt if a
         signal has come that somebody has swallowed, OSError if the checkpoint cannot be written.
         """
         manager = self.manager
-        due = manager.is_due(done, total) or on_main(partial(manager.is_overdue, done, total))
+        due = (
+            is_last
+            or manager.is_due(done, total)
+            or on_main(partial(manager.is_overdue, done, total))
+        )
         if due or done == total or manager.reached is None:
             whole = state()
             if is_main():

@@ -75,7 +75,15 @@ from instruct_goose.rollouts.rollout import (
     Rollout,
     Tokens,
 )
-from ..rollouts.sampler import data_parallel, PolicySampler, Sampler, sync_weights
+from instruct_goose.rollouts.sampler import (
+    data_parallel,
+    PolicySampler,
+    Sampler,
+    sync_weights,
+    require_rows,
+    require_sampler,
+    require_sampler_maker,
+)
 from .callbacks import Callback, check_callbacks, Phases, StopWhen
 from instruct_goose.training.experience import (
     annotate,
@@ -164,6 +172,8 @@ class RLHFTrainer:
         self.optimizer = make_optimizer(optimizer, self.agent, self.config)
         self.schedule = LambdaLR(self.optimizer, partial(lr_factor, self.config))
         synchronize(asdict(self.config), self.agent, self.ref_model, self.optimizer)
+        if sampler is not None:
+            require_sampler(sampler)
         self.sampler: Sampler = data_parallel(
             sampler or PolicySampler(self.agent, self.tokens), self.tokens
         )
@@ -338,8 +348,10 @@ class RLHFTrainer:
         generator: torch.Generator | None,  # None: the likeliest
     ) -> Rollout:
         "What the sampler writes, with its texts and the data's columns."
+        queries = self.encode(prompts)
         with precision(self.config, self.device):
-            rollout = self.sampler(self.encode(prompts), n, self.config, generator)
+            rollout = self.sampler(queries, n, self.config, generator)
+        require_rows(rollout, queries, n)
         return attach_texts(rollout, self.tokenizer, data_columns(prompts, n))
 
     def encode(self, prompts: Prompts) -> PromptBatch:
@@ -586,6 +598,7 @@ class RLHFTrainer:
 
         `trainer.use_sampler(lambda agent, tokens: EngineSampler(agent, tokens, engine))`
         """
+        require_sampler_maker(make)
         sampler = make(self.agent, self.tokens)
         sync_weights(sampler, self.agent.model)
         self.sampler = data_parallel(sampler, self.tokens)
@@ -692,7 +705,7 @@ class RLHFTrainer:
     # ---------------------------------------------------------------- its state
 
     def parts(self) -> dict[str, Stateful]:
-        "What keeps a state between two iterations, by name; such callbacks, too."
+        "What keeps a state between two iterations, by name; sampler and callbacks too, with one."
         parts: dict[str, Stateful] = {
             "learner": LearnerState(self.agent, self.optimizer),
             "generators": self.generators,
@@ -703,6 +716,8 @@ class RLHFTrainer:
             "kl_stop": self.kl_stop,
             "reference": self.reference,
         }
+        if isinstance(self.sampler, Stateful):
+            parts["sampler"] = self.sampler
         for callback in self.callbacks:
             if isinstance(callback, Stateful):
                 name = f"callback {type(callback).__name__}"

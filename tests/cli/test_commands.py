@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from instruct_goose.cli import commands
 from instruct_goose.cli.main import main
 from instruct_goose.models.loading import load_model, tiny_smollm
 from instruct_goose.models.tokens import word_tokenizer
@@ -181,3 +182,12 @@ def test_a_word_that_byte_pairs_spell_is_known():
     check_words(["Name a tree."], PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>"))
     with pytest.raises(ValueError, match="'tree.'"):
         check_words(["a tree."], tiny_smollm(["a"])[1])
+
+
+def test_new_begins_another_conversation(monkeypatch, capsys, tmp_path):
+    lines = iter(["one", "/new", "two", ""])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    monkeypatch.setattr(commands, "load_models", lambda _: {"policy": (None, None)})
+    monkeypatch.setattr(commands, "stream_answer", lambda *_: "an answer")
+    said = commands.run_chat(commands.ChatConfig(tmp_path, system="be brief"))["policy"]
+    assert [turn["content"] for turn in said] == ["be brief", "two", "an answer"]

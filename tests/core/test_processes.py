@@ -1,6 +1,8 @@
 """Processes that meet, share, tell each other, add up, and end together. They are forked here, meet over gloo, and are really two."""
 
 import faulthandler
+import io
+import itertools
 import os
 import runpy
 import signal
@@ -15,7 +17,9 @@ import pytest
 import torch
 from two_processes import GRPO, PPO, apart, rollout, run
 
+from instruct_goose.core import processes
 from instruct_goose.core.processes import (
+    ProgressBar,
     all_reduce,
     broadcast_weights,
     gather_results,
@@ -25,9 +29,12 @@ from instruct_goose.core.processes import (
     rank,
     rank_slice,
     require_equal,
+    require_one_process,
     world_size,
 )
 from instruct_goose.models.sharding import configs
+from instruct_goose.recipes.quickstart import run_quickstart
+from instruct_goose.recipes.ratings import ReviewsConfig, run_reviews
 from instruct_goose.rollouts.rollout import map_rows
 
 # ----------------------------------------------------------- the primitives
@@ -291,3 +298,43 @@ def test_rays_script_asks_ray_for_these_processes_and_runs_the_script_in_each(
     monkeypatch.setattr(sys, "argv", [str(script)])
     with pytest.raises(SystemExit):
         runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_in_a_pipe_is_a_line_at_each_tenth(terminal, monkeypatch):
+    class Stream(io.StringIO):
+        def isatty(self):
+            return terminal
+
+    stream = Stream()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with ProgressBar(40, "SFT") as bar:
+        for i in range(40):
+            bar.step(f"loss {i}")
+    lines = [line for line in stream.getvalue().split("\n") if line.strip()]
+    if terminal:
+        assert len(lines) == 1 and "\r" in lines[0]
+        return
+    assert 10 <= len(lines) <= 12 and "\r" not in stream.getvalue()
+    for tenth in range(1, 11):
+        assert any(f"{4 * tenth}/40" in line for line in lines)
+
+
+def test_a_slow_step_is_shown_after_ten_seconds(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    seconds = itertools.count(0.0, 11.0)
+    monkeypatch.setattr(processes.time, "monotonic", lambda: next(seconds))
+    with ProgressBar(1000, "SFT") as bar:
+        for _ in range(3):
+            bar.step("")
+    assert all(f"{n}/1000" in stream.getvalue() for n in (1, 2, 3))
+
+
+def test_one_process_is_asked_for_before_they_meet(monkeypatch):
+    require_one_process("quickstart")
+    for name in processes.TORCHRUN_VARIABLES:
+        monkeypatch.setenv(name, "2")
+    for start in (run_quickstart, lambda: run_reviews(ReviewsConfig(data=Path("no")))):
+        with pytest.raises(ValueError, match="runs in one process: start it without torchrun"):
+            start()

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from instruct_goose.config import RLHFConfig
-from instruct_goose.doctor.diagnosis import LADDER, RULES, diagnose, report
+from instruct_goose.doctor.diagnosis import LADDER, OF_THE_BUILT_IN_LOSS, RULES, diagnose, report
 from instruct_goose.doctor.rules import KEYS
 from instruct_goose.tasks.gallery import to_metrics
 
@@ -510,3 +510,22 @@ def test_numbers_of_other_kinds_and_none_in_the_settings():
         "ratio never moves"
     ]
     assert not diagnose([{"response_length": 0.0, "finished": 0.0, "tokens": 0}] * 2)
+
+
+def test_a_loss_of_ones_own_is_no_error():
+    "A run says that its loss is its own; the same numbers of the built-in one are errors."
+    metrics = [
+        {
+            "iteration": i,
+            "reward_mean": 0.0,
+            "policy_gradient_scale": 3.0,
+            "value_gradient_scale": 3.0,
+            "entropy_gradient_scale": -5.0,
+        }
+        for i in range(8)
+    ]
+    names = {finding.name for finding in diagnose(metrics, {"ent_coef": 0.01})}
+    assert {"policy loss scale", "entropy bonus off"} <= names
+    own = {finding.name for finding in diagnose(metrics, {"ent_coef": 0.01, "own_loss": True})}
+    assert not own & set(OF_THE_BUILT_IN_LOSS)
+    assert set(OF_THE_BUILT_IN_LOSS) <= {rule.name for rule in RULES}

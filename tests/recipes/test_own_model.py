@@ -1172,3 +1172,23 @@ def test_the_trial_gives_the_reward_a_right_answer_from_the_answer_column(here, 
     )
     main(train("--dry-run", reward="right.py:score"))
     assert "right ones" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto"])
+def test_a_stage_goes_on_from_a_run_with_adapters(here, name):
+    "The adapters are merged, and all weights learn."
+    pytest.importorskip("peft")
+    main(train("--lora-rank", 2, "--output-dir", "lora"))
+    argv = stage(name, "--steps", "2")
+    argv[argv.index("llama")] = "lora"
+    main(argv)
+    assert len(log(name)) == 2 and all(row["grad_norm"] > 0 for row in log(name))
+    saved = Path(name, "sft" if name == "sft" else "policy")
+    assert not (saved / "adapter_config.json").exists()
+    assert any(saved.glob("model*.safetensors"))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_coefficient_of_routers_is_refused_for_a_model_without_experts(here, name):
+    said = refused(*stage(name, "--steps", "1", "--router-aux-loss-coef", "0.1"))
+    assert "router_aux_loss_coef is 0.1, and Llama" in said

@@ -1,6 +1,7 @@
 "A run in a directory: what it leaves, how it goes on, and what it refuses."
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,10 @@ import torch
 from small_trainer import HELD_OUT, PROMPTS, no_clock, reward, same, trainer, weights
 
 from instruct_goose import train_in
+from instruct_goose.recipes.own_model import SFTConfig
 from instruct_goose.recipes.training import answer, fingerprint_of_prompts, first_of
+from instruct_goose.runs.directory import settings_of
+from instruct_goose.training.callbacks import Callback
 
 
 def log_of(run):
@@ -113,3 +117,91 @@ def test_a_summary_is_a_dictionary_that_is_shown_in_a_line(tmp_path):
     assert len(repr(summary)) < 200 and "\n" not in repr(summary)
     assert "2 iterations" in repr(summary) and "reward_mean" in repr(summary)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
+
+
+def test_the_table_of_samples_shows_what_the_user_asked_last(tmp_path):
+    "Not the beginning of the system prompt, which all rows share."
+    trained = trainer(steps=1, max_new_tokens=2)
+    trained.tokenizer.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    try:
+        rows = [
+            {
+                "prompt": [
+                    {"role": "system", "content": "w8 w8"},
+                    {"role": "user", "content": "w7"},
+                    {"role": "assistant", "content": "w6"},
+                    {"role": "user", "content": f"w{i}"},
+                ]
+            }
+            for i in range(4)
+        ]
+        train_in(trained, tmp_path, rows, reward, progress=False)
+    finally:
+        trained.tokenizer.chat_template = None
+    lines = (tmp_path / "samples.md").read_text().splitlines()[4:]
+    assert [line.split("|")[1].strip() for line in lines] == ["w0", "w1", "w2", "w3"]
+
+
+def test_what_a_second_call_says_is_said_in_python(tmp_path):
+    train_in(trainer(steps=1), tmp_path, PROMPTS, reward, progress=False)
+    with pytest.raises(FileExistsError, match="already holds a run: resume=True goes on with it"):
+        train_in(trainer(steps=1), tmp_path, PROMPTS, reward, progress=False)
+
+
+class EndsIn(Callback):
+    def __init__(self, how):
+        self.how = how
+
+    def on_iteration(self, trainer, experience, metrics):
+        if trainer.iteration == 2:
+            if self.how == "stop":
+                return "seen enough"
+            raise KeyboardInterrupt
+        return None
+
+
+def test_an_interrupted_call_is_told_how_to_go_on_in_python(tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        train_in(
+            trainer(steps=3, callbacks=[EndsIn("stop here")]),
+            tmp_path,
+            PROMPTS,
+            reward,
+            progress=False,
+        )
+    said = capsys.readouterr().err
+    assert "resume=True" in said and "--resume" not in said
+
+
+def test_a_run_that_a_callback_ended_can_be_made_longer(tmp_path):
+    "Though it was stopped before its first checkpoint by count; it is the run that was that long."
+    ended = train_in(
+        trainer(steps=3, callbacks=[EndsIn("stop")]), tmp_path, PROMPTS, reward, progress=False
+    )
+    assert ended["stopped"] and len(log_of(tmp_path)) == 2
+    train_in(trainer(steps=4), tmp_path, PROMPTS, reward, resume=True, progress=False)
+    train_in(trainer(steps=4), tmp_path / "whole", PROMPTS, reward, progress=False)
+    assert log_of(tmp_path) == log_of(tmp_path / "whole")
+
+
+def test_a_grown_run_with_a_falling_rate_is_interrupted_before_its_first_whole_step(tmp_path):
+    "policy/ holds the last whole policy, and Ctrl-C stays what it is."
+    settings = dict(lr_schedule="linear")
+    train_in(trainer(steps=2, **settings), tmp_path, PROMPTS, reward, save_every=1, progress=False)
+    (tmp_path / "summary.json").unlink()
+    grown = trainer(steps=4, callbacks=[Stops()], **settings)
+    with pytest.raises(KeyboardInterrupt):
+        train_in(grown, tmp_path, PROMPTS, reward, save_every=1, resume=True, progress=False)
+    assert (tmp_path / "policy/model.safetensors").is_file()
+
+
+class Stops(Callback):
+    def on_annotate(self, trainer, annotations):
+        raise KeyboardInterrupt
+
+
+def test_threads_may_be_named_later():
+    "None at the start, one when it goes on: a run has the threads that its checkpoint knows."
+    then = settings_of(SFTConfig(model=".", data=Path("rows.jsonl")))
+    now = settings_of(SFTConfig(model=".", data=Path("rows.jsonl"), threads=1))
+    assert then == now

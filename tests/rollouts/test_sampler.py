@@ -7,6 +7,8 @@ import pytest
 import torch
 import transformers
 import two_processes
+from small_trainer import PROMPTS as SMALL_PROMPTS
+from small_trainer import trainer as small_trainer
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.generation.stopping_criteria import StopStringCriteria
@@ -290,6 +292,73 @@ def test_processes_with_different_settings_are_refused():
 def test_one_process_alone_samples_without_a_wrapper():
     sampler = OwnRandomNumbers()
     assert data_parallel(sampler, Tokens(TOKENIZER, [2], 0)) is sampler
+
+
+class Reordered:
+    "The policy's rows in another order, or without the last one, or twice."
+
+    def __init__(self, agent, tokens, order):
+        self.sampler = PolicySampler(agent, tokens)
+        self.order = order
+
+    def __call__(self, queries, n, config, generator):
+        return self.sampler(queries, n, config, generator)[torch.tensor(self.order)]
+
+
+@pytest.mark.parametrize(
+    "order, says",
+    [
+        ([1, 0, *range(2, 8)], "row 0 of the sampler answers another prompt"),
+        (list(range(7)), "returned 7 rows for 8 prompts"),
+        ([*range(8), 7], "returned 9 rows for 8 prompts"),
+    ],
+)
+def test_a_sampler_with_other_rows_is_refused(order, says):
+    "The data's columns stand beside the rows by their order: each would get another's answer."
+    t = small_trainer()
+    t.use_sampler(lambda agent, tokens: Reordered(agent, tokens, order))
+    with pytest.raises(ValueError, match=says):
+        t.rollout(SMALL_PROMPTS)
+
+
+def test_a_sampler_and_what_makes_one_are_not_taken_for_each_other():
+    t = small_trainer()
+    with pytest.raises(TypeError, match="lambda agent, tokens: sampler"):
+        t.use_sampler(PolicySampler(t.agent, t.tokens))
+    with pytest.raises(TypeError, match="trainer.use_sampler"):
+        RLHFTrainer(
+            t.agent.model, None, t.config, tokenizer=t.tokenizer, sampler=lambda agent, tokens: None
+        )
+
+
+class Counting(Reordered):
+    "Remembers how often it was asked."
+
+    asked = 0
+
+    def __call__(self, queries, n, config, generator):
+        self.asked += 1
+        return self.sampler(queries, n, config, generator)
+
+    def state_dict(self):
+        return {"asked": self.asked}
+
+    def check_state_dict(self, state):
+        assert state.keys() == {"asked"}
+
+    def load_state_dict(self, state):
+        self.asked = state["asked"]
+
+
+def test_a_sampler_that_remembers_something_is_saved_with_the_trainer():
+    made = []
+    for _ in range(2):
+        t = small_trainer()
+        t.use_sampler(lambda agent, tokens: Counting(agent, tokens, []))
+        made.append(t)
+    made[0].rollout(SMALL_PROMPTS)
+    made[1].load_state_dict(made[0].state_dict())
+    assert made[1].sampler.asked == 1
 
 
 def metaspace():

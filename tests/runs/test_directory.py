@@ -48,7 +48,7 @@ def test_claim_run_dir(tmp_path):
         claim_run_dir(tmp_path / "x/new") == tmp_path / "x/new"
     )  # its own half-written file, and no other
     (tmp_path / "x/new/.notes.json.12").write_text("somebody's")
-    with pytest.raises(FileExistsError, match="already holds a run or files"):
+    with pytest.raises(FileExistsError, match="already holds files: give another"):
         claim_run_dir(tmp_path / "x" / "new")
     (tmp_path / "x" / "new" / "config.json").write_text("{}")
     with pytest.raises(FileExistsError, match="already holds a run"):
@@ -453,7 +453,8 @@ def test_a_reward_that_changes_the_working_directory_moves_no_file(tmp_path, mon
     stopped.callbacks.append(Stop())
     with pytest.raises(KeyboardInterrupt):
         train_in(stopped, "run", ROWS, wandering, save_every=1, progress=False)
-    assert f"{tmp_path}/home/run --resume" in capsys.readouterr().err  # true from where we are
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/home/run/checkpoints" in said and "resume=True" in said
     os.chdir(tmp_path / "home")
     assert train_in(
         trainer(4), "run", ROWS, wandering, save_every=1, resume=True, progress=False

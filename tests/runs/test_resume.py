@@ -542,7 +542,7 @@ def test_nothing_saved_yet_starts_over(whole, tmp_path, capsys):
         )
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/thesis.tex").write_text("mine")
-    with pytest.raises(FileExistsError, match="already holds a run or files"):
+    with pytest.raises(FileExistsError, match="already holds files: give another"):
         run_quickstart(config(tmp_path / "foreign", resume=True))
 
 
