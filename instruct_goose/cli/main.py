@@ -549,6 +549,7 @@ def in_a_shell(text: str, settings: Collection[str]) -> str:
         return f"--dataset {match[1].strip(chr(39)) if match[1] != 'name' else 'NAME'}"
 
     text = re.sub(r"columns=\{'(\w+)': '([^']*)'\}", as_column, text)
+    text = text.replace("resume=True", "--resume")
     text = re.sub("(bad_rows|long_rows)='([a-z]+)'", as_policy, text)
     text = text.replace("resume=True", "--resume")
     return re.sub(r"datasets\.load_dataset\((.*?), split='train'\)", as_dataset, text)
