@@ -36,6 +36,12 @@ from instruct_goose.models.families import (
 from .loading import find_model, load_model, load_tokenizer
 from .response import forward_pass
 from .rendering import is_conversation, Renderer
+from instruct_goose.models.vocabulary import (
+    readable_pad_id,
+    require_readable,
+    unreadable_in,
+    warn_of_unreadable,
+)
 from .tokens import as_mask, compact, pad, pad_id_of, require_fitting
 from ..objective.masks import last_index, same_shape, wide
 
@@ -137,20 +143,12 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:  # "size-h
 def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a tokenizer belongs to a reward model.
 
-    Raises ValueError for a tokenizer without a pad token, of another size than the embedding, or
-    with another fingerprint than the one in the model's configuration.
+    Raises ValueError for a tokenizer without a pad token, or with another fingerprint than the
+    one in the model's configuration. Names the tokens that the model cannot read.
     """
     pad_id_of(tokenizer)
     name = type(tokenizer).__name__
-    n = len(tokenizer)
-    rows = vocabulary_size(model)
-    # spare rows are for the hardware: Qwen2.5 has 151,936 in all
-    rounded_up = rows % 64 == 0 and 0 < rows - n <= 0.03 * rows
-    if rows != n and not rounded_up:
-        raise ValueError(
-            f"the tokenizer ({name}) has {n} tokens, the reward model an embedding "
-            f"of {rows}: load the tokenizer that was saved with the model"
-        )
+    warn_of_unreadable(tokenizer, vocabulary_size(model))
     saved = getattr(model.config, "reward_tokenizer", None)
     given = tokenizer_fingerprint(tokenizer)
     if saved not in (None, given):
@@ -190,9 +188,10 @@ class RewardModel(nn.Module):
         config.reward_mean = getattr(config, "reward_mean", 0.0)
         config.reward_std = getattr(config, "reward_std", 1.0)
         config.reward_tokenizer = tokenizer_fingerprint(tokenizer)
-        pad_id = tokenizer.pad_token_id
+        pad_id: Any = tokenizer.pad_token_id
         is_shared = pad_id in (tokenizer.eos_token_id, tokenizer.bos_token_id)
-        config.pad_token_id = None if is_shared else pad_id
+        is_readable = unreadable_in([pad_id], vocabulary_size(self.model)) is None
+        config.pad_token_id = None if is_shared or not is_readable else pad_id
 
     @classmethod
     def from_causal_lm(
@@ -343,7 +342,9 @@ def score_in_batches(
         rows[i] = ids
     require_fitting(rows, [str(text) for text in texts], limit, f"{name} {{}}".format)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    filling: Any = tokenizer.pad_token_id or 0
+    vocabulary = vocabulary_size(model)
+    require_readable(rows, vocabulary, tokenizer, f"{name} {{}}".format)
+    filling = readable_pad_id(tokenizer, vocabulary)
     scores = [0.0] * len(rows)
     with eval_mode(model), torch.no_grad():
         for start in range(0, len(order), batch_size):

@@ -65,6 +65,7 @@ from instruct_goose.data.rows import (
 from ..models.adapters import four_bits, MATRIX_TYPES, with_lora
 from ..models.loading import load_model, load_tokenizer
 from ..models.long_rows import fit_row, row_length, Side
+from ..models.vocabulary import unreadable_in, unreadable_text
 from ..models.reward_model import RewardModel
 from ..objective.group import PRESETS
 from ..models.rendering import is_conversation, Renderer, template_columns
@@ -231,7 +232,7 @@ def read_demos(
             rendered = renderer.row(prompt, answer, **row_arguments)
         if labels:
             made["label"] = label_of(row, where)
-        check_fit([rendered.sides], policy, where, found)
+        check_fit([rendered.sides], policy, tokenizer, where, found)
         found.note_columns(row, others)
         return made
 
@@ -276,7 +277,7 @@ def read_preferences(
             row_arguments = {} if isinstance(prompt, str) else template_columns(row)
             pair |= arguments_as_columns(row_arguments)
             both = render([prompt] * 2, [chosen, rejected], [row_arguments] * 2, "{}".format)
-        check_fit([side.sides for side in both], policy, where, found)
+        check_fit([side.sides for side in both], policy, tokenizer, where, found)
         found.note_columns(row, others)
         return pair
 
@@ -289,10 +290,21 @@ def read_preferences(
 def check_fit(
     row: list[Side],
     policy: RowPolicy,
+    tokenizer: PreTrainedTokenizerBase,
     where: str,
     report: RowReport,  # is told of a row that will be cut
 ) -> None:
-    "Raises BadRow for a row that is too long, and for a pair that is a tie where it is cut."
+    """Check that a model can read a row.
+
+    Raises BadRow for a token that is beyond its embedding, for a row that is too long, and for a
+    pair that is a tie where it is cut.
+    """
+    if policy.vocabulary is not None:
+        for prompt, answer in row:
+            token_id = unreadable_in([*prompt, *answer], policy.vocabulary)
+            if token_id is not None:
+                what = unreadable_text(token_id, policy.vocabulary, tokenizer)
+                raise BadRow("vocabulary", where, what)
     if policy.limit is None or row_length(row) <= policy.limit:
         return
     length = f"{row_length(row)} tokens, and the limit is {policy.limit}"
@@ -446,7 +458,7 @@ def read_prompts(
         with naming_row(where):
             row_arguments = {} if isinstance(value, str) else template_columns(other_columns)
             ids = renderer.prompt(cast(Any, value), **row_arguments)
-        check_fit([(ids, [])], policy, where, found)
+        check_fit([(ids, [])], policy, tokenizer, where, found)
         found.note_columns(row, set() if TAKES_ALL in asked else others)
         return {"prompt": value} | other_columns
 

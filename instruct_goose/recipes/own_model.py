@@ -41,7 +41,12 @@ from ..data.load import Source
 from ..doctor.rules import read_metrics
 from ..models.agent import Agent, create_reference_model
 from ..models.families import configured_context
-from ..models.loading import find_model, load_config, save_model
+from instruct_goose.models.loading import (
+    configured_vocabulary,
+    find_model,
+    load_config,
+    save_model,
+)
 from ..models.rendering import Renderer, template_columns
 from ..models.reward_model import RewardModel
 from ..models.tokens import token_limit
@@ -160,13 +165,14 @@ def inspect_inputs(
     place = find_model(config.model)
     tokenizer = own_tokenizer(place)
     context = configured_context(load_config(place))
+    vocabulary = configured_vocabulary(place)
     columns = {"prompt": config.prompt_column, "answer": config.answer_column}
     if rewards is None:
         rewards = [load_reward(name) for name in config.reward]
     asked = asked_names(rewards)
     arguments = arguments_in(config.template_kwargs)
     limit = token_limit(tokenizer, room_for_prompts(context, config.max_new_tokens))
-    policy = RowPolicy(config.bad_rows, config.long_rows, limit)
+    policy = RowPolicy(config.bad_rows, config.long_rows, limit, vocabulary)
     demo_policy = replace(policy, limit=context)
     reports = {"data": RowReport()}
     rows = read_prompts(
@@ -402,7 +408,7 @@ def run_train(
         print(plan(config, inputs))
         with torch.random.fork_rng(devices=[]):
             trainer = make_trainer(config, own_model(inputs.place, config), inputs.tokenizer)
-        print(loaded_text(trainer.agent.model))
+        print(loaded_text(trainer.agent.model, inputs.tokenizer))
         return {}
     return in_run_directory(config, "train", partial(train_on, config, inputs), known)
 
@@ -512,7 +518,7 @@ def inspect_stage(config: Supervised, stage: SupervisedStage) -> StageRows:
     context = configured_context(load_config(place))
     if stage.name == "reward-model":  # which its tokenizer may limit too
         context = min(context or tokenizer.model_max_length, tokenizer.model_max_length)
-    policy = RowPolicy(config.bad_rows, config.long_rows, context)
+    policy = RowPolicy(config.bad_rows, config.long_rows, context, configured_vocabulary(place))
     reports = {"data": RowReport()}
     rows = stage.read(config, RowSource(source_of(config), policy, reports["data"]), tokenizer)
     if config.eval_data:
@@ -553,7 +559,7 @@ def run_supervised(
         print(stage_plan(config, stage, data))
         with torch.random.fork_rng(devices=[]):
             model, _ = load_stage(config, stage, data)
-        print(loaded_text(model))
+        print(loaded_text(model, data.tokenizer))
         return {}
 
     def train(out: Path, manager: CheckpointManager) -> dict:
@@ -887,9 +893,10 @@ def log_ratios(
     long_rows: LongRows,
 ) -> list[list[float]]:  # nats, of each answer
     "log π(answer) − log π_ref(answer) of each answer, against the model as it was."
-    pad_id = padding_id(inputs.tokenizer)
+    pad_id = padding_id(inputs.tokenizer, inputs.model)
+    fitted = fit_to_context(rows, inputs.model, inputs.tokenizer, long_rows, "held-out row")
     ratios = []
-    for row in fit_to_context(rows, inputs.model, long_rows, "held-out row").values():
+    for row in fitted.values():
         policy = row_logprobs(inputs.model, row, pad_id)
         ratios.append((policy - row_logprobs(inputs.partner, row, pad_id)).tolist())
     return ratios

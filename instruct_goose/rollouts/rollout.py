@@ -284,6 +284,7 @@ class Tokens:
     tokenizer: PreTrainedTokenizerBase | None  # None: prompts are ids, and there are no texts
     eos_ids: list[int]  # each of them ends a response
     pad_id: int  # in the padding of responses
+    vocabulary: int | None = None  # ids lie below; None: they are not checked
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #ae874525
 def concat(parts: Sequence[Rollout], pad_id: int = 0) -> Rollout:

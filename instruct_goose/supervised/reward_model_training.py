@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ..core.checks import LongRows
 from ..data.rows import pair_margin
-from ..models.families import context_length
+from ..models.families import context_length, vocabulary_size
 from ..models.reward_model import pairwise_loss, RewardModel
 from ..models.tokens import pad, PairDataset, pair_texts, token_limit
+from ..models.vocabulary import require_readable
 from .fit import batches, fit, Log
 from .sft import padding_id
 
@@ -67,7 +68,17 @@ def fitting_pairs(
     context = context_length(reward_model.model)
     if context is not None:
         limit = min(limit, context)
-    return PairDataset(pairs, reward_model.tokenizer, limit, long_rows)
+    data = PairDataset(pairs, reward_model.tokenizer, limit, long_rows)
+    vocabulary = vocabulary_size(reward_model.model)
+    for side in ("chosen", "rejected"):
+        name = "the {} text of pair {}".format
+        require_readable(
+            [row[side] for row in data.rows],
+            vocabulary,
+            reward_model.tokenizer,
+            lambda i, side=side: name(side, data.numbers[i]),
+        )
+    return data
 
 
 def scores_of(
@@ -75,7 +86,7 @@ def scores_of(
     rows: Sequence[Sequence[int]],  # token ids
 ) -> Float[Tensor, "rows"]:
     "Compute the reward model's score of each row, with gradient."
-    ids, mask = pad(rows, padding_id(reward_model.tokenizer))
+    ids, mask = pad(rows, padding_id(reward_model.tokenizer, reward_model.model))
     device = next(reward_model.parameters()).device
     return reward_model(ids.to(device), mask.to(device))
 

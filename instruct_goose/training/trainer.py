@@ -42,6 +42,7 @@ from instruct_goose.core.state import (
 )
 from ..models.adapters import has_adapters
 from ..models.agent import Agent, make_reference, Evaluation
+from ..models.families import vocabulary_size
 from ..models.loading import save_model
 from ..models.sampling import checked_tokens
 from instruct_goose.models.sharding import (
@@ -157,7 +158,7 @@ class RLHFTrainer:
         self.ref_model: PreTrainedModel = make_reference(ref_model, self.agent)
         nn.Module.to(self.ref_model, self.device)
         eos_ids, pad_id = special_ids(self.agent.model, tokenizer, stop_token_ids)
-        self.tokens = Tokens(tokenizer, eos_ids, pad_id)
+        self.tokens = Tokens(tokenizer, eos_ids, pad_id, vocabulary_size(self.agent.model))
         self.reference = MovingReference(
             self.ref_model, self.agent.model, self.config.ref_every, self.config.ref_mixup
         )

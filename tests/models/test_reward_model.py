@@ -156,7 +156,7 @@ def test_tokenizer_mismatch(tmp_path):
     reward_model.save_pretrained(tmp_path)
     fewer = word_tokenizer(WORDS[:-1], model_max_length=14, pad="<eos>", bos="<eos>", eos="<eos>")
     other = word_tokenizer(WORDS[::-1], model_max_length=14, pad="<eos>", bos="<eos>", eos="<eos>")
-    with pytest.raises(ValueError, match=f"has {len(fewer)} tokens.*embedding of {len(SHARED)}"):
+    with pytest.raises(ValueError, match=tokenizer_fingerprint(fewer)):
         RewardModel.from_pretrained(tmp_path, fewer)
     with pytest.raises(
         ValueError, match=f"{tokenizer_fingerprint(SHARED)}.*{tokenizer_fingerprint(other)}"
@@ -169,21 +169,13 @@ def test_tokenizer_mismatch(tmp_path):
         RewardModel.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "rows, n, fits", [(128, 125, True), (128, 124, False), (128, 129, False), (130, 128, False)]
-)
-def test_spare_rows_of_an_embedding_are_for_the_hardware(rows, n, fits):
-    "Rounded up to a multiple of 64, by at most 3 %: 3.84 rows of 128."
+@pytest.mark.parametrize("rows, n", [(128, 125), (128, 124), (130, 128), (1000, 10)])
+def test_rows_of_an_embedding_without_a_token_are_for_the_hardware(rows, n):
     tokenizer = word_tokenizer([f"w{i}" for i in range(n - 4)], 14)
     model = transformers.GPT2ForSequenceClassification(
         transformers.GPT2Config(**BASE, vocab_size=rows, num_labels=1)
     )
-    with (
-        nullcontext()
-        if fits
-        else pytest.raises(ValueError, match=f"has {n} tokens.*an embedding of {rows}")
-    ):
-        check_tokenizer(model, tokenizer)
+    check_tokenizer(model, tokenizer)
 
 
 @pytest.mark.parametrize(
