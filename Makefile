@@ -64,6 +64,8 @@ save: setup  ## export the notebooks, refresh their stored outputs, clean them, 
 	@$(BIN)/nbdev-export
 	$(say) "instruct_goose/exercises.json from the lessons"
 	@$(BIN)/python docs/exercise_table.py
+	$(say) "instruct_goose/cli/flags.json from the classes of settings"
+	@$(BIN)/python docs/flag_table.py
 	$(say) "run the notebooks, each in its own process, and store their outputs"
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/notebooks.py --save --workers $(WORKERS)
 	$(say) "nbdev-clean"

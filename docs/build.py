@@ -106,33 +106,13 @@ class Links:
 
     def apply(self, text: str, page: Page, names: bool = True) -> str:
         "Markdown with its `names` (once in each text) and its links to notebooks and files resolved for the site."
-        seen = set()
+        seen: set[str] = set()
 
         def name(m):
-            full = self.find(m[1], page, bool(m[2]))
-            if full is None or full in seen:
-                return m[0]
-            seen.add(full)
-            return f"{{py:obj}}`{m[1]}{m[2]} <{full}>`"
+            return self.linked_name(m, page, seen)
 
         def link(m):
-            file, anchor = target(page, m[1]), (m[2] or "").lower()
-            if file in self.pages:
-                there = self.pages[file].url + ".ipynb"
-            elif file.name in COPIED and file.parent == ROOT:
-                there = COPIED[file.name] + ".md"
-            elif file in MADE:
-                there = MADE[file] + ".md"
-            elif file.is_relative_to(ROOT) and file.exists():
-                return f"]({REPO}/blob/{BRANCH}/{file.relative_to(ROOT).as_posix()}{anchor})"
-            else:
-                self.broken.append(
-                    f"{page.path.relative_to(ROOT)}: a link to {m[1]}, which is not there"
-                )
-                return m[0]
-            return (
-                f"]({os.path.relpath(there, Path(page.url).parent).replace(os.sep, '/')}{anchor})"
-            )
+            return self.linked_file(m, page)
 
         pieces = re.split(r"(^```.*?^```\s*$|\$\$.*?\$\$)", text, flags=re.S | re.M)
         for i in range(0, len(pieces), 2):
@@ -145,6 +125,37 @@ class Links:
                 lines[j] = re.sub(r"\]\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)", link, line)
             pieces[i] = "\n".join(lines)
         return "".join(pieces)
+
+    def linked_name(self, m: re.Match, page: Page, seen: set[str]) -> str:
+        "A name in backticks as a link to its documentation, the first time that a text has it."
+        full = self.find(m[1], page, bool(m[2]))
+        if full is None or full in seen:
+            return m[0]
+        seen.add(full)
+        return f"{{py:obj}}`{m[1]}{m[2]} <{full}>`"
+
+    def linked_file(self, m: re.Match, page: Page) -> str:
+        "A relative link as the site has it; one that leads nowhere is noted, and stays."
+        file = target(page, m[1])
+        anchor = (m[2] or "").lower()
+        there = self.page_of(file)
+        if there is not None:
+            path = os.path.relpath(there, Path(page.url).parent).replace(os.sep, "/")
+            return f"]({path}{anchor})"
+        if file.is_relative_to(ROOT) and file.exists():
+            return f"]({REPO}/blob/{BRANCH}/{file.relative_to(ROOT).as_posix()}{anchor})"
+        self.broken.append(f"{page.path.relative_to(ROOT)}: a link to {m[1]}, which is not there")
+        return m[0]
+
+    def page_of(self, file: Path) -> str | None:
+        "The page that stands for a file of the repository; None: there is none."
+        if file in self.pages:
+            return self.pages[file].url + ".ipynb"
+        if file.name in COPIED and file.parent == ROOT:
+            return COPIED[file.name] + ".md"
+        if file in MADE:
+            return MADE[file] + ".md"
+        return None
 
 
 KEYS = {  # what the colours of a figure mean, above its caption, where one function draws figure after figure
@@ -461,71 +472,81 @@ def linked(output: dict, page: Page, links: Links) -> dict:
     return output | {"data": output["data"] | {"text/markdown": text}}
 
 
-def staged(page: Page, pages: list[Page], links: Links, below: dict | None = None) -> dict:
-    "A page as a notebook for myst-nb; `below` has what stands under a cell."
-    cells, titled, seen, below = [], False, set(), below or {}
-    for cell in page.cells:
-        if cell.kind == "code":
-            if not (made := code_cell(cell)):
-                continue
-            if cell.documented and page.module:
-                cells.append(text_cell(to_source(cell, page), f"{cell.id}-source"))
-            (short, whole), (own, tick) = shortened(cell, page.part == "reference"), checked(cell)
-            if tick:
-                short = own
-            if short or made["outputs"]:
-                cells.append(
-                    made
-                    | {
-                        "source": short,
-                        "outputs": [linked(o, page, links) for o in made["outputs"]],
-                    }
-                )
-            if whole:
-                cells.append(text_cell(whole, f"{cell.id}-whole"))
-            if tick:
-                cells.append(text_cell(behind("checked", "checked", tick), f"{cell.id}-checked"))
-            if more := below.get((page.url, cell.id)):
-                cells.append(text_cell(more, f"{cell.id}-below"))
-            continue
-        text = NEXT.sub("", cell.source)
-        if not titled and text.startswith("# "):
-            titled = True
-            title, _, rest = text.partition("\n")
-            rest = re.sub(
-                r"^> (.+)$",
-                lambda m: f"```{{rst-class}} subtitle\n```\n\n{m[1]}\n",
-                rest,
-                count=1,
-                flags=re.M,
-            )
-            top = head(page, pages) if page.url != "index" else ""
-            module = f"```{{py:module}} {page.module}\n```\n" if page.module else ""
-            text = f"{title}\n\n{module}\n{links.apply(rest, page)}\n\n{top}\n"
-        elif "**Numbers to expect**" in text:
-            text = folded(links.apply(text, page))
-        else:
-            text = (
-                hover(links.apply(text, page), seen, up(page.url, "glossary.html"))
-                if page.part
-                else links.apply(text, page)
-            )
-        text = re.sub(f"<!-- ({'|'.join(DRAWN)}) -->", lambda m: DRAWN[m[1]](page, pages), text)
-        text = re.sub(
-            r"<!-- playground ?(\w*) -->",
-            lambda m: frame(m[1] or None, "../" * page.url.count("/")),
-            text,
-        )
-        cells.append(text_cell(text, cell.id))
+def staged_code(cell: Cell, page: Page, links: Links, below: dict) -> list[dict]:
+    "A code cell, shortened, with its outputs; before it a link to its source, below what is folded."
+    made = code_cell(cell)
+    if not made:
+        return []
+    cells = []
+    if cell.documented and page.module:
+        cells.append(text_cell(to_source(cell, page), f"{cell.id}-source"))
+    short, whole = shortened(cell, page.part == "reference")
+    own, tick = checked(cell)
+    if tick:
+        short = own
+    if short or made["outputs"]:
+        outputs = [linked(output, page, links) for output in made["outputs"]]
+        cells.append(made | {"source": short, "outputs": outputs})
+    if whole:
+        cells.append(text_cell(whole, f"{cell.id}-whole"))
+    if tick:
+        cells.append(text_cell(behind("checked", "checked", tick), f"{cell.id}-checked"))
+    more = below.get((page.url, cell.id))
+    if more:
+        cells.append(text_cell(more, f"{cell.id}-below"))
+    return cells
+
+
+def is_title(cell: Cell) -> bool:
+    "Does a cell begin with a heading of the first rank?"
+    return cell.kind != "code" and NEXT.sub("", cell.source).startswith("# ")
+
+
+def page_title(cell: Cell, page: Page, pages: list[Page], links: Links) -> str:
+    "The first text of a page: title, subtitle, and what the reader can go to from here."
+    title, _, rest = NEXT.sub("", cell.source).partition("\n")
+    rest = re.sub(
+        r"^> (.+)$",
+        lambda m: f"```{{rst-class}} subtitle\n```\n\n{m[1]}\n",
+        rest,
+        count=1,
+        flags=re.M,
+    )
+    top = head(page, pages) if page.url != "index" else ""
+    module = f"```{{py:module}} {page.module}\n```\n" if page.module else ""
+    return f"{title}\n\n{module}\n{links.apply(rest, page)}\n\n{top}\n"
+
+
+def page_text(cell: Cell, page: Page, links: Links, seen: set[str]) -> str:
+    "A text of a page with its links; terms of the glossary are explained where they come first."
+    source = NEXT.sub("", cell.source)
+    text = links.apply(source, page)
+    if "**Numbers to expect**" in source:
+        return folded(text)
+    if page.part:
+        return hover(text, seen, up(page.url, "glossary.html"))
+    return text
+
+
+def with_drawings(text: str, page: Page, pages: list[Page]) -> str:
+    "A text with what its comments name in their places: lists of pages, the playground."
+    text = re.sub(f"<!-- ({'|'.join(DRAWN)}) -->", lambda m: DRAWN[m[1]](page, pages), text)
+    return re.sub(
+        r"<!-- playground ?(\w*) -->",
+        lambda m: frame(m[1] or None, "../" * page.url.count("/")),
+        text,
+    )
+
+
+def last_cells(page: Page, pages: list[Page], links: Links) -> list[dict]:
+    "What ends a page: the questions of its part, the next lesson, the reference of its names."
+    cells = []
     if page.number:
         part = [p for p in pages if p.number and p.group == page.group]
-        quiz = f'<p class="to-quiz">The end of this part: <a href="{up(page.url, "quiz")}.html#{anchor(page.group)}">{len(QUIZZES[page.group])} questions on it</a>.</p>'
-        cells.append(
-            text_cell(
-                (quiz if page is part[-1] and page.group in QUIZZES else "") + next_lesson(page),
-                "next",
-            )
-        )
+        text = next_lesson(page)
+        if page is part[-1] and page.group in QUIZZES:
+            text = f'<p class="to-quiz">The end of this part: <a href="{up(page.url, "quiz")}.html#{anchor(page.group)}">{len(QUIZZES[page.group])} questions on it</a>.</p>{text}'
+        cells.append(text_cell(text, "next"))
     if page.names:
         entries = [
             entry(node, page.module, lambda t: links.apply(t, page))
@@ -533,6 +554,25 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
             for node in c.documented
         ]
         cells.append(text_cell("## Reference\n\n" + "\n\n".join(entries), "reference"))
+    return cells
+
+
+def staged(page: Page, pages: list[Page], links: Links, below: dict | None = None) -> dict:
+    "A page as a notebook for myst-nb; `below` has what stands under a cell."
+    below = below or {}
+    cells = []
+    seen: set[str] = set()  # terms of the glossary that the page has explained
+    title_cell = next((cell for cell in page.cells if is_title(cell)), None)
+    for cell in page.cells:
+        if cell.kind == "code":
+            cells += staged_code(cell, page, links, below)
+        elif cell is title_cell:
+            text = with_drawings(page_title(cell, page, pages, links), page, pages)
+            cells.append(text_cell(text, cell.id))
+        else:
+            text = with_drawings(page_text(cell, page, links, seen), page, pages)
+            cells.append(text_cell(text, cell.id))
+    cells += last_cells(page, pages, links)
     if any(url == page.url for url, _ in below):
         cells.append(
             text_cell(
@@ -656,8 +696,24 @@ def copied(text: str) -> str:
 def stage() -> list[str]:
     "Write the pages for Sphinx; returns the links that lead nowhere."
     index, pages = read_pages()
-    links, out = Links([index, *pages]), BUILD / "pages"
-    wanted, below = {}, boxes(pages) if write_python(BUILD / "static/python.js", BUILD) else {}
+    links = Links([index, *pages])
+    out = BUILD / "pages"
+    wanted, drawn = all_pages(index, pages, links, out)
+    for path, text in wanted.items():
+        write(path, text)
+    for path in out.rglob("*.*"):
+        if path not in wanted:
+            path.unlink()
+    stage_static(pages, drawn, any("data-plotly" in text for text in wanted.values()))
+    return links.broken
+
+
+def all_pages(
+    index: Page, pages: list[Page], links: Links, out: Path
+) -> tuple[dict[Path, str], dict[str, str]]:
+    "Each page as a text, by the file that it goes to; and the figures by name, as SVG."
+    wanted = {}
+    below = boxes(pages) if write_python(BUILD / "static/python.js", BUILD) else {}
     for page in [index, *pages]:
         nb = staged(page, pages, links, below)
         if page is index:
@@ -677,12 +733,11 @@ def stage() -> list[str]:
     wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})
     for file, url in COPIED.items():
         wanted[out / f"{url}.md"] = copied((ROOT / file).read_text("utf-8"))
-    for path, text in wanted.items():
-        write(path, text)
-    for path in out.rglob("*.*"):
-        if path not in wanted:
-            path.unlink()
+    return wanted, drawn
 
+
+def stage_static(pages: list[Page], drawn: dict[str, str], with_plotly: bool) -> None:
+    "Write what the pages load: style sheet, figures, scripts, notebooks and reports."
     import plotly
     from typeset import style_sheet
 
@@ -690,7 +745,7 @@ def stage() -> list[str]:
     shutil.rmtree(BUILD / "static/figures", ignore_errors=True)
     for name, svg in drawn.items():
         write(BUILD / "static/figures" / name, svg)
-    if any("data-plotly" in t for t in wanted.values()):
+    if with_plotly:
         shutil.copy2(Path(plotly.__file__).parent / "package_data/plotly.min.js", BUILD / "static")
     shutil.rmtree(BUILD / "extra", ignore_errors=True)
     for page in pages:
@@ -698,7 +753,6 @@ def stage() -> list[str]:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(page.path, copy)
     write_reports(BUILD / "extra/reports")
-    return links.broken
 
 
 def main():

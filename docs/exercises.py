@@ -271,9 +271,9 @@ def cells_of(page: Page, name: str) -> tuple:
     )
 
 
-def checker(page: Page, name: str) -> Callable:
-    "A lesson's checker, with the imports and functions of the lesson that it needs; nothing else of it is run."
-    space, made = dict(vars(importlib.import_module(page.module))) if page.module else {}, {}
+def definitions(page: Page) -> dict[str, ast.stmt]:
+    "The functions and imports of a lesson's own cells, by the name that each defines."
+    made: dict[str, ast.stmt] = {}
     for cell in page.cells:
         if cell.kind != "code" or cell.exported:
             continue
@@ -283,14 +283,22 @@ def checker(page: Page, name: str) -> Callable:
             elif isinstance(s, ast.Import | ast.ImportFrom):
                 for a in s.names:
                     made[a.asname or a.name.partition(".")[0]] = s
+    return made
+
+
+def checker(page: Page, name: str) -> Callable:
+    "A lesson's checker, with the imports and functions of the lesson that it needs; nothing else of it is run."
+    space = dict(vars(importlib.import_module(page.module))) if page.module else {}
+    made = definitions(page)
 
     def take(name):
-        if not (s := made.pop(name, None)):
+        statement = made.pop(name, None)
+        if statement is None:
             return
-        for n in ast.walk(s):
+        for n in ast.walk(statement):
             if isinstance(n, ast.Name):
                 take(n.id)
-        exec(compile(ast.Module([s], []), page.path.name, "exec"), space)
+        exec(compile(ast.Module([statement], []), page.path.name, "exec"), space)
 
     take(name)
     return space[name]

@@ -80,10 +80,10 @@ def train_start():
     "SFT and the reward model, by the library: half a minute."
     import torch
 
-    from instruct_goose.tasks.playground import train_policy, train_reward, write_start
+    from instruct_goose.tasks.playground import train_language_model, train_reward, write_start
 
     torch.set_num_threads(1)
-    write_start(HERE / "start.json", train_policy(), train_reward())
+    write_start(HERE / "start.json", train_language_model(), train_reward())
 
 
 def main():

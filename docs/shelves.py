@@ -24,7 +24,7 @@ MADE = {
     "contributing": "Contributing",
 }
 OPENING = {  # what the first page of a shelf says
-    "learn": "One course, read in order: {n} lessons, about {hours} with what is to be tried. Each uses only what lies before it.",
+    "learn": "One course, read in order: {n} lessons, about {hours} with what is to be tried. Most need only the lessons before them. Lessons 1, 3 and 10 look ahead, and say where a thing is explained.",
     "guides": "How to do one thing. Read one when you need it, in any order.",
     "reference": "What each module holds, by package, and the pages on which things are looked up.",
 }

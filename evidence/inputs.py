@@ -82,32 +82,49 @@ def end_of(
 ) -> tuple[str, str | None]:
     "refused or ran; and the fault, if there is one."
     end = "ran" if status == 0 else "refused"
-    out, text = here / "out", re.sub("LOUD+\n?", "", said)
     if status is None:
         return end, "no end in 60 s"
+    text = re.sub("LOUD+\n?", "", said)
+    fault = fault_of_output(text, status)
+    if fault is None and case.ends not in (end, "either"):
+        fault = f"{end}, and should have been {case.ends}: {text.strip()[-200:]!r}"
+    if fault is None:
+        fault = fault_of_files(argv, end, text, here, before)
+    if fault is None and end == "ran":
+        try:
+            fault = case.wrong(here, text)
+        except (ValueError, KeyError, OSError, IndexError) as e:
+            fault = f"what it wrote cannot be read: {e!r:.200}"
+    return end, fault
+
+
+def fault_of_output(text: str, status: int) -> str | None:
+    "What is wrong with what a command printed, and with its exit status."
     if "Traceback (most recent" in text:
-        return end, f"a traceback: {text.strip().splitlines()[-1][:200]}"
+        return f"a traceback: {text.strip().splitlines()[-1][:200]}"
     if len(text.encode()) > 100_000:
-        return end, f"{len(text.encode()):,} bytes of output"
-    if end == "refused" and status not in (1, 2, 130):
-        return end, f"exit status {status}"
-    if end == "refused" and status != 130 and not re.search("instruct-goose: .|error|Error", text):
-        return end, f"no sentence: {text[-200:]!r}"
+        return f"{len(text.encode()):,} bytes of output"
+    if status not in (0, 1, 2, 130):
+        return f"exit status {status}"
+    if status in (1, 2) and not re.search("instruct-goose: .|error|Error", text):
+        return f"no sentence: {text[-200:]!r}"
     if "For the traceback:" in text and ".py, line" not in text:
-        return end, f"an error of the inside: {text.strip().splitlines()[-2][:200]}"
-    if case.ends not in (end, "either"):
-        return end, f"{end}, and should have been {case.ends}: {text.strip()[-200:]!r}"
+        return f"an error of the inside: {text.strip().splitlines()[-2][:200]}"
+    return None
+
+
+def fault_of_files(argv: list[str], end: str, text: str, here: Path, before: dict) -> str | None:
+    "What is wrong with the files: one that was changed, or a directory that was left."
     after = files(here)
     if end == "ran" and "--resume" in argv:
         before = {k: x for k, x in before.items() if not k.startswith("run/")}
-    if changed := [k for k in before if after.get(k) != before[k]]:
-        return end, f"changed: {changed[0]}"
+    for name, content in before.items():
+        if after.get(name) != content:
+            return f"changed: {name}"
+    out = here / "out"
     if end == "refused" and out.exists() and "To go on: " not in text:
-        return end, f"out is left with {sorted(p.name for p in out.iterdir())}"
-    try:
-        return end, case.wrong(here, text) if end == "ran" else None
-    except (ValueError, KeyError, OSError, IndexError) as e:
-        return end, f"what it wrote cannot be read: {e!r:.200}"
+        return f"out is left with {sorted(p.name for p in out.iterdir())}"
+    return None
 
 
 def tried(cases: list[Case], world: Path, show: bool) -> tuple[dict, list]:

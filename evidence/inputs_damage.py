@@ -520,45 +520,54 @@ TEXTS = {
 }
 
 
-def models(r: random.Random, world: Path):
-    import torch
-    from safetensors.torch import load_file, save_file
+WEIGHTS = "model.safetensors"
+FIRST_WEIGHT = "transformer.wte.weight"
 
-    weights = world / "model/model.safetensors"
-    whole, tensors, settings = (
-        weights.read_bytes(),
-        load_file(weights),
-        json.loads((world / "model/config.json").read_text()),
-    )
-    first = "transformer.wte.weight"
 
-    def write(name, content):
-        def make(here):
-            path = here / "model" / name
-            path.unlink(missing_ok=True)
-            if isinstance(content, str):
-                path.write_text(content, "latin-1")
-            elif isinstance(content, dict):
-                save_file(content, path, {"format": "pt"})
-            elif content is not None:
-                path.write_bytes(content)
+def write(name, content):
+    "What writes a file into the model's directory: text, tensors, or bytes; None: the file goes."
+    from safetensors.torch import save_file
 
-        return make
+    def make(here):
+        path = here / "model" / name
+        path.unlink(missing_ok=True)
+        if isinstance(content, str):
+            path.write_text(content, "latin-1")
+        elif isinstance(content, dict):
+            save_file(content, path, {"format": "pt"})
+        elif content is not None:
+            path.write_bytes(content)
 
+    return make
+
+
+def changed_configs(settings: dict):
+    "config.json with other settings."
     yield from (
         (f"config {x}"[:70], ends, write("config.json", json.dumps(settings | x)))
         for ends, changes in CONFIG.items()
         for x in changes
     )
+
+
+def cut_weights(whole: bytes):
+    "The file of weights, cut, or with another size of its header."
     for cut in (0, 4, 8, 100, len(whole) // 2, len(whole) - 1):
-        yield f"weights cut to {cut} bytes", "refused", write(weights.name, whole[:cut])
+        yield f"weights cut to {cut} bytes", "refused", write(WEIGHTS, whole[:cut])
     for size in (2**63, 2**40, 3):
         yield (
             f"a header of {size} bytes",
             "refused",
-            write(weights.name, size.to_bytes(8, "little") + whole[8:]),
+            write(WEIGHTS, size.to_bytes(8, "little") + whole[8:]),
         )
-    broken = {
+
+
+def broken_weights(r: random.Random, tensors: dict) -> dict[str, dict]:
+    "Tensors that are not those of the configuration, by what is wrong."
+    import torch
+
+    first = FIRST_WEIGHT
+    return {
         "one missing": {k: x for k, x in tensors.items() if k != first},
         "one more": tensors | {"x": torch.ones(2)},
         "turned": tensors | {first: tensors[first].T.contiguous()},
@@ -577,23 +586,33 @@ def models(r: random.Random, world: Path):
         },
         "float8": {k: x.to(torch.float8_e4m3fn) for k, x in tensors.items()},
     }
+
+
+def changed_weights(tensors: dict, broken: dict[str, dict]):
+    "The file of weights with other tensors, or in another precision."
+    import torch
+
     yield from (
-        (f"weights: {name}", "either" if name == "float8" else "refused", write(weights.name, x))
+        (f"weights: {name}", "either" if name == "float8" else "refused", write(WEIGHTS, x))
         for name, x in broken.items()
     )
     yield from (
         (
             f"weights in {kind}",
             "ran",
-            write(weights.name, {k: x.to(kind) for k, x in tensors.items()}),
+            write(WEIGHTS, {k: x.to(kind) for k, x in tensors.items()}),
         )
         for kind in (torch.float16, torch.bfloat16, torch.float64)
     )
+
+
+def mixed_damage(tensors: dict, settings: dict, broken: dict[str, dict]):
+    "Several files at a time, and weights that are huge."
     yield (
         "int8 weights, and a quantisation that there is not",
         "refused",
         lambda here: (
-            write(weights.name, broken["one in int8"])(here),
+            write(WEIGHTS, broken["one in int8"])(here),
             write(
                 "config.json", json.dumps(settings | {"quantization_config": {"quant_method": "x"}})
             )(here),
@@ -610,15 +629,19 @@ def models(r: random.Random, world: Path):
     yield (
         "weights that are huge",
         "either",
-        write(weights.name, {k: x * 1e30 for k, x in tensors.items()}),
+        write(WEIGHTS, {k: x * 1e30 for k, x in tensors.items()}),
     )
+
+
+def damaged_files(r: random.Random, model: Path):
+    "Each file of settings as another text, and changed at random."
     for name in (
         "config.json",
         "tokenizer.json",
         "tokenizer_config.json",
         "generation_config.json",
     ):
-        kept = (world / "model" / name).read_text()
+        kept = (model / name).read_text()
         for what, text in TEXTS.items():
             yield (
                 f"{name}: {what}",
@@ -635,7 +658,11 @@ def models(r: random.Random, world: Path):
                     kept[:at] + r.choice(["", "0", '"', "-", "}", "null", "\\"]) + kept[at + 1 :],
                 ),
             )
-    words = json.loads((world / "model/tokenizer.json").read_text())
+
+
+def changed_tokenizers(model: Path):
+    "A tokenizer of more words, and other settings of it."
+    words = json.loads((model / "tokenizer.json").read_text())
     more = words | {
         "model": words["model"]
         | {
@@ -665,11 +692,16 @@ def models(r: random.Random, world: Path):
             "either",
             write(
                 "tokenizer_config.json",
-                json.dumps(
-                    json.loads((world / "model/tokenizer_config.json").read_text()) | {what: x}
-                ),
+                json.dumps(json.loads((model / "tokenizer_config.json").read_text()) | {what: x}),
             ),
         )
+
+
+def shard_indices(tensors: dict):
+    "An index of shards that leads elsewhere, or to half of them."
+    from safetensors.torch import save_file
+
+    first = FIRST_WEIGHT
     for what, shard in {
         "missing": "gone.safetensors",
         "outside": "../run/policy/model.safetensors",
@@ -708,6 +740,10 @@ def models(r: random.Random, world: Path):
             and None
         ),
     )
+
+
+def links_and_gaps():
+    "Files that are links, or missing."
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         for what, target in {
             "nowhere": "gone",
@@ -734,6 +770,10 @@ def models(r: random.Random, world: Path):
             (here / "model").symlink_to("there"),
         )[2:],
     )
+
+
+def foreign_code(settings: dict):
+    "Pickles and Python files beside the weights."
     yield "a pickle beside them", "ran", write("pytorch_model.bin", b"\x80\x04cos\nsystem\n")
     yield (
         "a pickle alone",
@@ -755,6 +795,13 @@ def models(r: random.Random, world: Path):
             write("evil.py", b"raise SystemExit(0)")(here),
         )[2:],
     )
+
+
+def damaged_adapters():
+    "Adapters on a base, as they should be and otherwise."
+    import torch
+    from safetensors.torch import save_file
+
     lora = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -794,27 +841,32 @@ def models(r: random.Random, world: Path):
                 (here / name).mkdir()
                 for file in (here / "model").glob("tok*"):
                     (here / name / file.name).write_bytes(file.read_bytes())
-                (here / name / "adapter_config.json").write_text(
-                    json.dumps(
-                        lora
-                        | {"base_model_name_or_path": "adapter"}
-                        | (change if name == "adapter" else {})
-                        if name == "other"
-                        else lora | change
-                    )
-                )
+                own = {"base_model_name_or_path": "adapter"} if name == "other" else change
+                (here / name / "adapter_config.json").write_text(json.dumps(lora | own))
                 save_file(given, here / name / "adapter_model.safetensors")
             return [*TRAIN, "--model", "adapter"]
 
-        yield (
-            f"an adapter, {what}",
-            "ran"
-            if what == "as it should be"
-            else "either"
-            if what == "a setting of tomorrow"
-            else "refused",
-            make,
-        )
+        ends = {"as it should be": "ran", "a setting of tomorrow": "either"}
+        yield f"an adapter, {what}", ends.get(what, "refused"), make
+
+
+def models(r: random.Random, world: Path):
+    from safetensors.torch import load_file
+
+    model = world / "model"
+    tensors = load_file(model / WEIGHTS)
+    settings = json.loads((model / "config.json").read_text())
+    yield from changed_configs(settings)
+    yield from cut_weights((model / WEIGHTS).read_bytes())
+    broken = broken_weights(r, tensors)
+    yield from changed_weights(tensors, broken)
+    yield from mixed_damage(tensors, settings, broken)
+    yield from damaged_files(r, model)
+    yield from changed_tokenizers(model)
+    yield from shard_indices(tensors)
+    yield from links_and_gaps()
+    yield from foreign_code(settings)
+    yield from damaged_adapters()
 
 
 # --- logs and reports -------------------------------------------------------------------------------------------------
@@ -872,25 +924,21 @@ def page_is_whole(here: Path, said: str) -> str | None:
     return "no end" if "</html>" not in text else None
 
 
-def logs(r: random.Random, world: Path):
-    from instruct_goose.doctor.diagnosis import RULES
+def written(rows) -> str:
+    return "".join(json.dumps(x) + "\n" for x in rows)
 
-    lines = (world / "run/metrics.jsonl").read_text().splitlines(keepends=True)
+
+def put(lines: list[str], name: str, x: str, at: int = 1) -> str:
+    "The log with another value of a metric in one line."
+    changed = list(lines)
+    changed[at] = re.sub(rf'"{name}": [^,}}]+', lambda _: f'"{name}": {x}', lines[at])
+    return "".join(changed)
+
+
+def damaged_logs(lines: list[str]) -> dict[str, tuple]:
+    "metrics.jsonl by what is wrong: how `doctor` may end, and the content."
     rows = [json.loads(x) for x in lines]
-    names = sorted(
-        {name for rule in RULES for name in rule.metrics} & rows[1].keys()
-    )  # those that the doctor reads
-
-    def written(rows):
-        return "".join(json.dumps(x) + "\n" for x in rows)
-
-    def put(name, x, at=1):
-        return "".join(
-            re.sub(rf'"{name}": [^,}}]+', lambda _: f'"{name}": {x}', line) if i == at else line
-            for i, line in enumerate(lines)
-        )
-
-    ways = {
+    return {
         "doubled": ("refused", "".join(lines * 2)),
         "each twice": ("refused", "".join(x * 2 for x in lines)),
         "reversed": ("refused", "".join(lines[::-1])),
@@ -913,19 +961,18 @@ def logs(r: random.Random, world: Path):
         "a name twice": ("ran", lines[0][:-2] + ', "iteration": 0}\n' + "".join(lines[1:])),
         "nested": ("refused", "[" * 10**5 + "\n" + "".join(lines)),
         "a line of 10 MB": ("ran", written([rows[0] | {"x": "y" * 10**7}, *rows[1:]])),
-        "text for an iteration": ("refused", put("iteration", '"one"')),
-        "half an iteration": ("either", put("iteration", "1.5")),
-        "an iteration below 0": ("refused", put("iteration", "-1")),
-        "a huge iteration": ("refused", put("iteration", "1" + "0" * 30)),
+        "text for an iteration": ("refused", put(lines, "iteration", '"one"')),
+        "half an iteration": ("either", put(lines, "iteration", "1.5")),
+        "an iteration below 0": ("refused", put(lines, "iteration", "-1")),
+        "a huge iteration": ("refused", put(lines, "iteration", "1" + "0" * 30)),
         "SFT and RL": ("either", "".join(lines) + '{"step": 1, "loss": 2.0}\n'),
         "of SFT": ("ran", '{"step": 0, "loss": 2.0, "lr": 1}\n{"step": 1, "loss": 1.0, "lr": 1}\n'),
     }
-    ways |= {
-        f"{name} is {x[:20]}": ("refused" if x in NO_NUMBER else "either", put(name, x))
-        for x in ODD
-        for name in r.sample(names, 1)
-    }
-    whole = {
+
+
+def foreign_summaries() -> dict[str, str | None]:
+    "config.json and summary.json by what is wrong; None: half of the file."
+    return {
         "empty": "",
         "a list": "[]",
         "half": None,
@@ -946,56 +993,43 @@ def logs(r: random.Random, world: Path):
         "huge": '{"lr": 1e999, "cpu_seconds": 1e308, "steps": 1' + "0" * 400 + "}",
     }
 
-    def case(command, file, what, ends, content):
-        def make(here):
-            if command[0] == "compare":
-                (here / "other").mkdir(), (here / "other/metrics.jsonl").write_text("".join(lines))
-            kept = (here / "run" / file).read_text()
-            (here / "run" / file).write_bytes(
-                content
-                if isinstance(content, bytes)
-                else (kept[: len(kept) // 2] if content is None else content).encode(
-                    "utf-8", "surrogatepass"
-                )
-            )
-            return command
 
-        return (
-            f"{file}, {what}: {' '.join(command)}",
-            ends,
-            make,
-            page_is_whole
-            if command[0] != "doctor"
-            else lambda here, said: (
-                json.loads(said.partition("\ninstruct-goose")[0]) and None
-                if "--json" in command and said[:1] == "["
-                else None
-            ),
-        )
+def output_is_json(here: Path, said: str) -> None:
+    "Raises ValueError for a list of findings that is none."
+    if said[:1] == "[":
+        json.loads(said.partition("\ninstruct-goose")[0])
 
-    commands = [
-        ["doctor", "run"],
-        ["doctor", "run", "--json"],
-        ["report", "run"],
-        ["compare", "run", "other"],
-    ]
-    for what, (ends, content) in ways.items():
-        for command in commands[:1] + [r.choice(commands[1:])]:
-            yield case(
-                command,
-                "metrics.jsonl",
-                what,
-                ends if command[0] == "doctor" else "either",
-                content,
-            )
-    for file in ("config.json", "summary.json"):
-        for what, content in whole.items():
-            yield from (
-                case(command, file, what, "either", content)
-                for command in commands[2:] + [r.choice(commands[:2])]
-            )
-    seen = (world / "run/tokens.jsonl").read_text().splitlines(keepends=True)
-    for what, content in {
+
+def log_case(command: list[str], file: str, what: str, ends: str, content, lines: list[str]):
+    "A command that reads a run, one of whose files has another content; None: half of it."
+
+    def make(here):
+        if command[0] == "compare":
+            (here / "other").mkdir()
+            (here / "other/metrics.jsonl").write_text("".join(lines))
+        path = here / "run" / file
+        new = content
+        if new is None:
+            kept = path.read_text()
+            new = kept[: len(kept) // 2]
+        if isinstance(new, str):
+            new = new.encode("utf-8", "surrogatepass")
+        path.write_bytes(new)
+        return command
+
+    wrong = page_is_whole
+    if command[0] == "doctor":
+        wrong = output_is_json if "--json" in command else says_nothing
+    return f"{file}, {what}: {' '.join(command)}", ends, make, wrong
+
+
+def says_nothing(here: Path, said: str) -> None:
+    "Whatever was written is right."
+
+
+def damaged_tokens(r: random.Random, seen: list[str]) -> dict[str, str | None]:
+    "tokens.jsonl by what is wrong; None: half of the file."
+    return {
         **{
             f"the score is {x[:20]}": re.sub(
                 r'("score": )[^,]+', lambda m, x=x: m[1] + x, "".join(seen)
@@ -1020,27 +1054,76 @@ def logs(r: random.Random, world: Path):
         "text for iterations": '{"iteration": "x", "responses": []}\n' + "".join(seen),
         "iterations of two kinds": "".join(seen) + '{"iteration": null, "responses": []}\n',
         "a huge iteration": '{"iteration": 1e999, "responses": []}\n',
-    }.items():
-        yield from (
-            case(command, "tokens.jsonl", what, "either", content)
-            for command in (["doctor", "run"], ["report", "run"])
-        )
-    for what, content in {
+    }
+
+
+def damaged_samples() -> dict[str, str | bytes]:
+    "samples.md by what is odd about it."
+    return {
         "HTML": f"# x\n\n| a | b |\n|---|---|\n| {EVIL} | {EVIL} |\n",
         "U+2028": "| a\u2028 | b |\n|---|---|\n| 1 | 2\u2028 |\n",
         "uneven": "| a | b |\n|---|---|\n| 1 |\n| 1 | 2 | 3 |\n",
         "NUL": "\0",
         "bars": "|" * 10**5,
         "UTF-16": "| a |".encode("utf-16"),
-    }.items():
-        yield case(["report", "run"], "samples.md", what, "ran", content)
+    }
+
+
+READERS = [
+    ["doctor", "run"],
+    ["doctor", "run", "--json"],
+    ["report", "run"],
+    ["compare", "run", "other"],
+]
+
+
+def metrics_cases(r: random.Random, lines: list[str]):
+    "metrics.jsonl damaged, and with odd numbers, read by `doctor` and another command."
+    from instruct_goose.doctor.diagnosis import RULES
+
+    names = sorted(
+        {name for rule in RULES for name in rule.metrics} & json.loads(lines[1]).keys()
+    )  # those that the doctor reads
+    ways = damaged_logs(lines)
+    for x in ODD:
+        for name in r.sample(names, 1):
+            ends = "refused" if x in NO_NUMBER else "either"
+            ways[f"{name} is {x[:20]}"] = (ends, put(lines, name, x))
+    for what, (ends, content) in ways.items():
+        for command in READERS[:1] + [r.choice(READERS[1:])]:
+            may = ends if command[0] == "doctor" else "either"
+            yield log_case(command, "metrics.jsonl", what, may, content, lines)
+
+
+def summary_cases(r: random.Random, lines: list[str]):
+    "config.json and summary.json damaged, read by the pages and another command."
+    for file in ("config.json", "summary.json"):
+        for what, content in foreign_summaries().items():
+            for command in READERS[2:] + [r.choice(READERS[:2])]:
+                yield log_case(command, file, what, "either", content, lines)
+
+
+def randomly_changed_logs(r: random.Random, lines: list[str]):
+    "metrics.jsonl with one or three characters replaced."
     for i in range(12):
         text = list("".join(lines))
         for _ in range(r.choice([1, 1, 3])):
             text[r.randrange(len(text))] = r.choice(["", "0", '"', "-", "e", "\n", "}", ",", "N"])
-        yield case(
-            commands[i % 4], "metrics.jsonl", f"changed at random, {i}", "either", "".join(text)
-        )
+        what = f"changed at random, {i}"
+        yield log_case(READERS[i % 4], "metrics.jsonl", what, "either", "".join(text), lines)
+
+
+def logs(r: random.Random, world: Path):
+    lines = (world / "run/metrics.jsonl").read_text().splitlines(keepends=True)
+    yield from metrics_cases(r, lines)
+    yield from summary_cases(r, lines)
+    seen = (world / "run/tokens.jsonl").read_text().splitlines(keepends=True)
+    for what, content in damaged_tokens(r, seen).items():
+        for command in (["doctor", "run"], ["report", "run"]):
+            yield log_case(command, "tokens.jsonl", what, "either", content, lines)
+    for what, content in damaged_samples().items():
+        yield log_case(["report", "run"], "samples.md", what, "ran", content, lines)
+    yield from randomly_changed_logs(r, lines)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -1112,30 +1195,27 @@ RECORD = [  # a place in the record of the newest checkpoint, what stands there 
 ]
 
 
-def checkpoints(r: random.Random, world: Path):
-    import torch
+def log_is_whole(here: Path, said: str) -> str | None:
+    "Four iterations, each once."
+    lines = [
+        json.loads(x)["iteration"] for x in (here / "run/metrics.jsonl").read_text().splitlines()
+    ]
+    return None if lines == [0, 1, 2, 3] else f"its log has {lines}"
 
-    from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 
-    newest = sorted((world / "run/checkpoints").glob("checkpoint-*"))
-    tensors, record = load_checkpoint(newest[-1])
-    older = load_checkpoint(newest[-2])
+def checkpoint_case(name: str, ends: str, tensors: dict, record: dict):
+    "A run that goes on from a newest checkpoint of these tensors and this record."
+    from instruct_goose.runs.checkpoints import save_checkpoint
 
-    def whole(here: Path, said: str) -> str | None:
-        lines = [
-            json.loads(x)["iteration"]
-            for x in (here / "run/metrics.jsonl").read_text().splitlines()
-        ]
-        return None if lines == [0, 1, 2, 3] else f"its log has {lines}"
+    def make(here):
+        save_checkpoint(here / "run/checkpoints", tensors, record, keep=9)
+        return ON
 
-    def case(name, ends, tensors, record):
-        def make(here):
-            save_checkpoint(here / "run/checkpoints", tensors, record, keep=9)
-            return ON
+    return name[:90], ends, make, log_is_whole
 
-        return name[:90], ends, make, whole
 
-    yield case("as it was", "ran", tensors, record)
+def changed_records(tensors: dict, record: dict):
+    "Checkpoints whose record has another value in one place."
     for place, x, ends in RECORD:
         changed = json.loads(json.dumps(record))
         *path, last = [int(k) if k.isdigit() else k for k in place.split(".")]
@@ -1143,7 +1223,13 @@ def checkpoints(r: random.Random, world: Path):
         for k in path:
             inner = inner[k]
         inner[last] = x
-        yield case(f"{place} is {x!r}", ends, tensors, changed)
+        yield checkpoint_case(f"{place} is {x!r}", ends, tensors, changed)
+
+
+def changed_states(r: random.Random, tensors: dict, record: dict):
+    "Checkpoints of which one tensor is another, two of each kind."
+    import torch
+
     kinds: dict[str, list[str]] = {}  # by the part and what it keeps: parts/learner/moments
     for name in tensors:
         kinds.setdefault("/".join(name.split("/")[1:4]), []).append(name)
@@ -1162,21 +1248,14 @@ def checkpoints(r: random.Random, world: Path):
                 "renamed": {k.replace(name, "ppo/new/x"): y for k, y in tensors.items()},
             }
             for way in r.sample(sorted(ways), 5):
-                yield case(
-                    f"{name}: {way}",
-                    "either"
-                    if way in ("0", "negative", "empty")
-                    or x.numel() == 0
-                    or way == "double"
-                    and x.dtype == torch.double
-                    else "refused",
-                    ways[way],
-                    record,
-                )
-    yield case("the weights of an earlier one", "either", older[0], record)
-    yield case("the record of an earlier one", "either", tensors, older[1])
-    yield case("no tensors", "refused", {}, record)
-    yield case("no record", "refused", tensors, {})
+                is_same = way == "double" and x.dtype == torch.double
+                may_fit = way in ("0", "negative", "empty") or x.numel() == 0 or is_same
+                ends = "either" if may_fit else "refused"
+                yield checkpoint_case(f"{name}: {way}", ends, ways[way], record)
+
+
+def other_commands():
+    "Whole checkpoints, and commands that are not those of the run."
     for what, more in {
         "another seed": ["--seed", "1"],
         "fewer steps": ["--steps", "2"],
@@ -1201,6 +1280,10 @@ def checkpoints(r: random.Random, world: Path):
         ),
         lambda here, said: None if "r.py has changed" in said else "not a word of it",
     )
+
+
+def damaged_directories():
+    "Checkpoints that are damaged, gone, or something else."
     for what, change in {
         "all damaged": lambda d: [(x / "record.json").write_text("{}") for x in d.iterdir()],
         "the newest damaged": lambda d: (
@@ -1219,6 +1302,23 @@ def checkpoints(r: random.Random, world: Path):
             else "refused",
             lambda here, change=change: change(here / "run/checkpoints") and ON or ON,
         )
+
+
+def checkpoints(r: random.Random, world: Path):
+    from instruct_goose.runs.checkpoints import load_checkpoint
+
+    newest = sorted((world / "run/checkpoints").glob("checkpoint-*"))
+    tensors, record = load_checkpoint(newest[-1])
+    older_tensors, older_record = load_checkpoint(newest[-2])
+    yield checkpoint_case("as it was", "ran", tensors, record)
+    yield from changed_records(tensors, record)
+    yield from changed_states(r, tensors, record)
+    yield checkpoint_case("the weights of an earlier one", "either", older_tensors, record)
+    yield checkpoint_case("the record of an earlier one", "either", tensors, older_record)
+    yield checkpoint_case("no tensors", "refused", {}, record)
+    yield checkpoint_case("no record", "refused", tensors, {})
+    yield from other_commands()
+    yield from damaged_directories()
 
 
 KINDS = {

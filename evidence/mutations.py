@@ -100,6 +100,12 @@ def text(node):
 
 def changes(node):
     "(operator, what stands there then) for one node."
+    yield from changed_operators(node)
+    yield from changed_statements(node)
+
+
+def changed_operators(node):
+    "The changes of comparisons, arithmetic and logic."
     match node:
         case ast.Compare():
             for i, op in enumerate(node.ops):
@@ -115,6 +121,11 @@ def changes(node):
             return  # mostly an axis, counted from the end
         case ast.UnaryOp(op=ast.Not() | ast.Invert() | ast.USub()):
             yield "not, minus", node.operand
+
+
+def changed_statements(node):
+    "The changes of constants, statements, arguments and conditions."
+    match node:
         case ast.Constant(value=bool()):
             yield "constant", ast.Constant(not node.value)
         case ast.Constant(value=int() | float()):

@@ -355,6 +355,8 @@ class RLHFConfig(Settings):
     ent_coef: NotNegative = 0.0  # weight of the entropy bonus; with entropy_target the first one
     entropy_target: Positive | None = None  # nats per token below which the bonus acts; None: ever
     entropy_step: Positive = 0.005  # how far ent_coef moves per iteration with entropy_target
+    router_aux_loss_coef: NotNegative | None = None
+    "weight of the load-balancing loss of a mixture of experts; None: as the model's configuration"
     aggregation: Aggregation = "token_mean"
     "what the loss averages; sequence_sum divides by rows and max_new_tokens"
     importance_cap: Positive | None = None  # of the weights π_old/π_sampler; None: no weights
@@ -416,6 +418,12 @@ class RLHFConfig(Settings):
     def in_pieces(self) -> bool:
         "Are minibatches cut into micro-batches?"
         return self.micro_batch_size is not None or self.micro_batch_tokens is not None
+
+    @property
+    def needs_reference(self) -> bool:
+        "Whether a setting asks for the KL to the reference: its price, a target, a limit."
+        asks = (self.kl_target, self.max_kl_to_reference, self.ref_every)
+        return self.beta > 0 or any(setting is not None for setting in asks)
 
     @property
     def needs(self) -> str | None:

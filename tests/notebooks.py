@@ -67,8 +67,16 @@ def find(names: list[str]) -> list[Path]:
     return [every[t] for t in order if not names or any(t in found for found in chosen.values())]
 
 
+def shared_modules() -> list[str]:
+    "Modules of the package that a notebook would share with others, with what they registered."
+    return sorted(name for name in sys.modules if name.split(".")[0] == "instruct_goose")
+
+
 def run(path: Path, save: bool) -> dict:
     "One notebook; `fell` is None, or where and why."
+    if loaded := shared_modules():
+        error = f"{', '.join(loaded)} was imported before: a notebook has to run alone"
+        return {"name": title(path), "seconds": 0.0, "fell": {"error": error}}
     cfg, pretty, fell = get_config(), CaptureShell.prettytb, {}
 
     def caught(shell, *args, **kwargs):

@@ -41,7 +41,7 @@ from ..recipes.inputs import arguments_in, named_object
 from ..rollouts.prompts import max_prompt_length, model_eos_ids
 from ..rollouts.rewards import completion_texts
 from ..rollouts.rollout import decode, Rollout
-from ..rollouts.sampler import StopStrings
+from ..rollouts.sampler import require_same_forward, StopStrings
 from ..tasks.probes import HEADER, ProbeResult, run_probes
 
 # %% ../../nbs/reference/cli/commands.ipynb #e2f83e03
@@ -158,7 +158,7 @@ def responses_of(
         ids = PromptDataset(prompts, tokenizer, limit).ids
     query_ids, query_mask = pad(ids, pad_id, side="left")
     eos_ids, stop_strings = stops_of(config.run_dir, model, tokenizer)
-    response_ids, mask = sample(
+    response_ids, mask, logprobs = sample(
         model,
         query_ids,
         query_mask,
@@ -168,9 +168,11 @@ def responses_of(
         config.temperature,
         generator,
         top_k=config.top_k,
-        stops=stop_strings.watch([[] for _ in prompts]) if stop_strings else None,
+        with_logprobs=True,
+        stops=stop_strings.watch([[] for _ in ids], ids) if stop_strings else None,
     )
-    rollout = Rollout(query_ids, query_mask, response_ids, mask)
+    rollout = Rollout(query_ids, query_mask, response_ids, mask, sampled_logprobs=logprobs)
+    require_same_forward(model, rollout, config.temperature)
     if config.chat:
         return completion_texts(rollout, tokenizer)
     _, texts = decode(rollout, tokenizer)

@@ -248,7 +248,7 @@ class RLHFTrainer(training.RLHFTrainer):
         words = self._words(response_ids, response_attention_mask)
         texts = query_ids, query_attention_mask, response_ids, words
         new = self.agent.evaluate(*texts)
-        ref_logprobs = response_logprobs(self.ref_model, *texts)
+        ref_logprobs = response_logprobs(self.require_reference(), *texts)
         return new.logprobs, cast(Tensor, new.entropy), cast(Tensor, new.values), ref_logprobs
 
     def compute_loss(

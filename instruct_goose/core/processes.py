@@ -29,7 +29,7 @@ import torch
 from torch import distributed as dist, Tensor
 from tqdm import tqdm
 
-from .checks import deferred_checks
+from .tensor_checks import deferred_checks
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00005
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # told to each process

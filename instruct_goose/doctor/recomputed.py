@@ -8,7 +8,7 @@ __all__ = ['KL_BY_HAND', 'COMPARED_WITH', 'RECOMPUTED_RULES', 'other_rows_learnt
            'prompts_that_end', 'learnt_rows_held_out', 'few_pairs', 'chosen_falls', 'RecordedResponse',
            'recorded_responses', 'sampled_columns', 'Comparison', 'disagreement', 'kl_charges', 'kl_charge_off',
            'score_off', 'gae_by_hand', 'compared_by_hand', 'group_scale', 'AdvantagesByHand', 'advantages_by_hand',
-           'advantages_off', 'token_shares', 'responses_with_shares', 'log_ratios', 'surrogate_by_hand',
+           'advantages_off', 'token_shares', 'responses_with_shares', 'log_ratio_by_level', 'surrogate_by_hand',
            'penalty_by_hand', 'logprob_gradient_by_hand', 'has_known_loss', 'pull_off', 'value_pull_off',
            'other_text_scored', 'same_prompts', 'nats_in_common', 'same_random_numbers', 'cached_scores']
 
@@ -228,6 +228,8 @@ def sampled_columns(record: Mapping, names: Sequence[str]) -> dict[str, Tensor]:
             numbers = [x for x, is_given in pairs if not is_given]
             if None not in numbers:
                 columns[name] = torch.tensor(numbers, dtype=torch.float64)
+        elif name == "drift":  # no reference was kept: beta is 0, and nothing is charged
+            columns[name] = torch.zeros(given.count(False), dtype=torch.float64)
     return columns
 
 
@@ -485,7 +487,7 @@ def responses_with_shares(run: Run, *needs: str) -> Iterator[tuple[RecordedRespo
             yield from zip(responses, shares, strict=True)
 
 
-def log_ratios(moved: Tensor, level: str) -> Tensor:
+def log_ratio_by_level(moved: Tensor, level: str) -> Tensor:
     "Compute log ρ of each token, from log π − log π_old, (T,), by ratio_level."
     if level == "token":
         return moved
@@ -497,7 +499,7 @@ def log_ratios(moved: Tensor, level: str) -> Tensor:
 
 def surrogate_by_hand(moved: Tensor, response: RecordedResponse, config: RLHFConfig) -> Tensor:
     "Compute what the policy gains at each token, by clipped ratio and advantage."
-    ratio = log_ratios(moved, config.ratio_level).exp()
+    ratio = log_ratio_by_level(moved, config.ratio_level).exp()
     advantages = response["advantages"]
     low = 1 - config.clip
     high = 1 + (config.clip if config.clip_high is None else config.clip_high)
@@ -564,7 +566,7 @@ def pull_off(run: Run) -> str | None:
     comparisons = []
     for response, share in responses_with_shares(run, "pull", "advantages", "drift"):
         moved = response["moved"]
-        if log_ratios(moved, config.ratio_level).abs().max() > 15:
+        if log_ratio_by_level(moved, config.ratio_level).abs().max() > 15:
             continue
         near = 0.01 / len(moved) if config.ratio_level == "product" else 0.01
         below = logprob_gradient_by_hand(moved - near, response, share, config)
@@ -794,7 +796,7 @@ RECOMPUTED_RULES = (
             " score"
         ),
         cure="reward = −β·k(ℓ) at each token, with kl_estimator's k, and the score at the last one",
-        columns=("rewards", "drift"),
+        columns=("rewards",),
     ),
     Rule(
         score_off,
@@ -824,7 +826,7 @@ RECOMPUTED_RULES = (
             "mean, weights, or a KL that is charged twice"
         ),
         cure="unless the loss is your own: compare with ppo_loss at a ratio other than 1",
-        columns=("pull", "moved", "drift"),
+        columns=("pull", "moved"),
     ),
     Rule(
         value_pull_off,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['QUANTITIES', 'COMPUTED_COLUMNS', 'STAGE_PANELS', 'PANELS', 'COLOURS', 'APART', 'read_tokens', 'checked_response',
            'is_given', 'column_scales', 'shade', 'RunRecord', 'read_run', 'Line', 'points', 'lines_of', 'picture',
-           'groups_of', 'setting_differences', 'band', 'table', 'figures', 'stage_figures', 'samples_in',
+           'groups_of', 'setting_differences', 'band', 'html_table', 'figures', 'stage_figures', 'samples_in',
            'samples_table', 'findings_html', 'page_record', 'make_page', 'curves', 'save_page', 'ReportConfig',
            'run_report', 'run_facts', 'CompareConfig', 'run_compare', 'bands', 'last_iterations',
            'settings_that_differ']
@@ -333,7 +333,7 @@ def band(label: str, runs: Sequence[Sequence[Mapping]], key: str, colour: int = 
     return Line(label, iterations, middle, low, high, colour)
 
 # %% ../../nbs/reference/doctor/report.ipynb #8edc6c09
-def table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:  # HTML
+def html_table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:  # HTML
     """Write an HTML table, everything escaped; "" without rows.
 
     Floats have three digits after the point, or three in all where they are below 0.01.
@@ -372,7 +372,7 @@ def figures(summary: Mapping) -> str:  # HTML
     cells = []
     for label, row in rows.items():
         cells.append([label.replace("_", " "), *(row.get(name, "–") for name in names)])
-    return table(header, cells)
+    return html_table(header, cells)
 
 
 def stage_figures(summary: Mapping) -> str:  # HTML
@@ -387,7 +387,7 @@ def stage_figures(summary: Mapping) -> str:  # HTML
         value = summary.get(name)
         if isinstance(value, int | float):
             rows.append([description, value, summary.get("held_out_rows", 0)])
-    return table(["", "value", "held-out rows"], rows)
+    return html_table(["", "value", "held-out rows"], rows)
 
 # %% ../../nbs/reference/doctor/report.ipynb #1f2245d5
 def samples_in(markdown: str) -> str:
@@ -408,7 +408,7 @@ def samples_table(markdown: str) -> str:  # HTML
         rows.append([cell.strip().replace("\\|", "|") for cell in cells])
     header = rows[0]
     width = len(header)  # a row of an edited file may have another
-    return table(header, [(row + [""] * width)[:width] for row in rows[2:]])
+    return html_table(header, [(row + [""] * width)[:width] for row in rows[2:]])
 
 # %% ../../nbs/reference/doctor/report.ipynb #a6aebda5
 def findings_html(
@@ -525,7 +525,7 @@ def run_report(config: ReportConfig) -> Path:  # the page
     Raises as `read_run`, FileExistsError over what is no page, OSError if it cannot be written.
     """
     run = read_run(config.run_dir)
-    settings = table(["setting", "value"], sorted(run.config.items()))
+    settings = html_table(["setting", "value"], sorted(run.config.items()))
     panels = PANELS if is_rl_log(run.metrics) else STAGE_PANELS
     lines = {title: lines_of(run.metrics, panel) for title, panel in panels.items()}
     sections = {
@@ -612,7 +612,7 @@ def last_iterations(records: Sequence[RunRecord]) -> str:  # HTML
         last = record.metrics[-1]
         metrics = [last.get(name, "–") for name in ("reward_mean", "kl_to_reference", "entropy")]
         rows.append([record.name, len(record.metrics), *metrics])
-    return table(["run", "iterations", "score", "KL", "entropy"], rows)
+    return html_table(["run", "iterations", "score", "KL", "entropy"], rows)
 
 
 def settings_that_differ(records: Sequence[RunRecord]) -> str:  # HTML
@@ -622,4 +622,4 @@ def settings_that_differ(records: Sequence[RunRecord]) -> str:  # HTML
         rows.append([name, *(record.config.get(name, "–") for record in records)])
     if not rows:
         return '<p class="none">None but the seeds.</p>'
-    return table(["setting", *(record.name for record in records)], rows)
+    return html_table(["setting", *(record.name for record in records)], rows)

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from ..config import RLHFConfig
 from ..core.checks import shorten
+from ..core.files import require_log
 
 # %% ../../nbs/reference/doctor/rules.ipynb #42fcf751
 @dataclass(frozen=True)
@@ -162,12 +163,7 @@ def read_metrics(run_dir: str | Path) -> tuple[list[dict], str]:  # iterations, 
     A last line without its end is left out, with a note. Raises FileNotFoundError without the
     file, ValueError naming the first bad line.
     """
-    path = Path(run_dir) / "metrics.jsonl"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} is missing: give the directory of a run, such as runs/"
-            "quickstart. The file begins with the first iteration of PPO"
-        )
+    path = require_log(run_dir)
     rows = []
     lines = path.read_bytes().split(b"\n")
     for i, line in enumerate(lines, 1):
@@ -331,6 +327,8 @@ def sampler_mismatch(run: Run) -> str | None:
     """
     if run["importance_mean"]:  # a cap: rounding is known, and corrected for
         return above_at_start(run, "sampler_kl", 0.03)
+    if rounding_limit(run) > 0.1:  # half precision, where single tokens are off by any amount
+        return above_limit(run, "sampler_kl", 0.1)
     return above_limit(run, "max_sampler_deviation", rounding_limit(run))
 
 

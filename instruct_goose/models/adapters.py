@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MATRIX_TYPES', 'with_lora', 'widen_trainable', 'require_peft', 'four_bits', 'adapter_layers', 'has_adapters',
            'frozen_copy', 'copy_sharing_frozen', 'without_adapters', 'unwrap_peft', 'merge_adapters', 'merge_in_place',
-           'module_state', 'load_module']
+           'module_state', 'load_module_state']
 
 # %% ../../nbs/guides/lora.ipynb #ada904
 import copy
@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn, Tensor
 from transformers import PreTrainedModel
+from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.pytorch_utils import Conv1D
+from transformers.utils.peft_utils import check_peft_version
 
 from ..core.checks import install
 from ..core.state import check_tensors, named_tensors
@@ -88,11 +91,22 @@ def widen_trainable(model: PreTrainedModel) -> PreTrainedModel:
 
 # %% ../../nbs/guides/lora.ipynb #ada90c
 def require_peft() -> Any:
-    "Import peft. Raises ImportError, saying how to install it, where it is missing."
+    """Import peft. Raises ImportError saying how to install it.
+
+    So for a version that is too old for the installed transformers.
+    """
     try:
         import peft
     except ImportError as e:
         raise ImportError(f"adapters need the package peft: {install('peft')}") from e
+    try:
+        check_peft_version(MIN_PEFT_VERSION)
+    except ValueError as e:
+        raise ImportError(
+            f"transformers {transformers.__version__} needs peft {MIN_PEFT_VERSION} or newer for "
+            f"adapters, and here is {peft.__version__}: pip install -U 'peft>={MIN_PEFT_VERSION}', "
+            f"or, where there is none yet, 'transformers<{transformers.__version__}'"
+        ) from e
     return peft
 
 
@@ -266,7 +280,7 @@ def module_state(module: nn.Module) -> dict[str, Tensor]:
 
 # %% ../../nbs/guides/lora.ipynb #1d931571
 @torch.no_grad()
-def load_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def load_module_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Write what `module_state` gave into a module, in place.
 
     Raises ValueError, with nothing written, for another model's tensors (see `check_tensors`).

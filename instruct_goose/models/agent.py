@@ -35,7 +35,7 @@ from instruct_goose.models.families import (
     trunk,
     vocabulary_size,
 )
-from .loading import load_adapters, load_model
+from .loading import load_adapters, load_model, save_weights
 from instruct_goose.models.response import (
     check_ids_and_mask,
     forward_pass,
@@ -61,6 +61,7 @@ class Evaluation(NamedTuple):
     logprobs: Tensor  # log π(aₜ|sₜ)
     entropy: Tensor | None  # of π(·|sₜ), nats
     values: Tensor | None  # V(sₜ), of the state before token t; None: none are learnt
+    router_loss: Tensor | None = None  # of a mixture of experts, one number; None: none is learnt
 
 # %% ../../nbs/learn/13_agent.ipynb #fa51f95c
 def load_policy(model: nn.Module | str | Path) -> PreTrainedModel:
@@ -239,12 +240,12 @@ class Agent(nn.Module):
         Beside it stand the value head, and the value model with its adapters merged.
         """
         directory = Path(directory)
-        self.model.save_pretrained(directory)
+        save_weights(self.model, directory)
         value_model = self.value_model
         if value_model is not None:
             if has_adapters(value_model):
                 value_model = merge_adapters(value_model)
-            value_model.save_pretrained(directory / "value_model")
+            save_weights(value_model, directory / "value_model")
         values = directory / "values"  # an engine takes all *.safetensors beside the policy's
         values.mkdir(exist_ok=True)
         head = {}

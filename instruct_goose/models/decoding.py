@@ -24,6 +24,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.llama import modeling_llama as llama
 
+from .families import plain_options
 from .tokens import position_ids
 
 # %% ../../nbs/reference/models/decoding.ipynb #9192d645
@@ -56,6 +57,9 @@ class LibrarySteps:
         self.model = model
         self.width = mask.shape[1]  # columns that have been read
         self.arguments = set(inspect.signature(model.forward).parameters)
+        self.cache_name = (
+            "cache" if "cache" in self.arguments else "past_key_values"
+        )  # from 5.24 on
         self.mask = F.pad(mask.long(), (0, max_new_tokens), value=1)
         self.past: Any = None  # a cache of any of transformers' kinds
         self.rows: Tensor | None = None  # of the cache, that go on; None: all
@@ -68,14 +72,15 @@ class LibrarySteps:
         "Send new columns through the model; returns the logits after the last of them."
         wanted = {"position_ids": positions, "logits_to_keep": 1}
         options = {name: x for name, x in wanted.items() if name in self.arguments}
+        options[self.cache_name] = self.past
         output = self.model(
             input_ids=ids,
             attention_mask=self.mask[..., : self.width],
             use_cache=True,
-            past_key_values=self.past,
             **options,
+            **plain_options(self.model),
         )
-        self.past = getattr(output, "past_key_values", None)
+        self.past = getattr(output, self.cache_name, None)
         return output.logits[:, -1]
 
     def __call__(

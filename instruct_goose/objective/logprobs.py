@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.checks import refuse_if
+from ..core.tensor_checks import refuse_if
 from .logprobs_in_pieces import LogprobsInPieces
 from .masks import only_tensors, same_shape, wide
 

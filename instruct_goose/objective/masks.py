@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from ..core.checks import refuse_if
+from ..core.tensor_checks import refuse_if
 
 # %% ../../nbs/learn/04_masks.ipynb #3e5d7f10
 def only_tensors(**given: Any):  # by name; None is skipped

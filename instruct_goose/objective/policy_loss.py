@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'SURROGATES', 'probability_ratio', 'clipped_objective', 'clip_active', 'SurrogateInputs', 'Surrogate',
-           'settings_of', 'policy_loss', 'sampler_weights', 'clip_fraction', 'held_tokens', 'held_shares']
+           'complete_settings', 'policy_loss', 'sampler_weights', 'clip_fraction', 'held_tokens', 'held_shares']
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #a4e63f8b
 from collections.abc import Callable, Mapping
@@ -168,7 +168,7 @@ SURROGATES: dict[str, Surrogate] = {
 }
 
 
-def settings_of(
+def complete_settings(
     surrogate: str,  # one of SURROGATES
     changed: Mapping[str, float] | None = None,  # of its settings; None: the defaults
 ) -> dict[str, float]:
@@ -210,7 +210,7 @@ def policy_loss(
     advantage per token, if other shapes differ, for ε ≤ 0, unknown settings, and a dual
     clip where there is nothing for it to cut.
     """
-    settings = settings_of(surrogate, surrogate_settings)
+    settings = complete_settings(surrogate, surrogate_settings)
     entry = SURROGATES[surrogate]
     if dual_clip is not None and not entry.takes_dual_clip:
         raise ValueError(f"dual_clip belongs to surrogate='min', not to {surrogate!r}")
@@ -298,7 +298,7 @@ def held_tokens(
     "low" and "high" are always there, all False for a surrogate without a clip; "dual" where there
     is a dual clip. Raises ValueError for an unknown surrogate, an unknown setting and ε ≤ 0.
     """
-    settings = settings_of(surrogate, surrogate_settings)
+    settings = complete_settings(surrogate, surrogate_settings)
     entry = SURROGATES[surrogate]
     none = torch.zeros_like(ratio, dtype=torch.bool)
     held = dict(low=none, high=none)

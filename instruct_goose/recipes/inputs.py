@@ -12,20 +12,19 @@ __all__ = ['Columns', 'CHANGES_MEANING', 'TEMPLATE_COLUMNS', 'SAMPLE', 'C', 'INT
            'meanings_of', 'as_yaml', 'own_model', 'memory_parts', 'readable', 'at_most', 'memory_table']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
-import importlib.util
+import importlib
 import json
 import math
 import os
 import re
-import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import asdict, dataclass, fields
-from inspect import isfunction
+from inspect import isclass, isfunction
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, cast, get_type_hints, TypeVar
+from typing import Annotated, Any, cast, ClassVar, get_type_hints, TypeVar
 
 import torch
 import yaml
@@ -47,7 +46,13 @@ from instruct_goose.core.checks import (
     shorten,
     Threads,
 )
-from ..core.files import sha256, text_table
+from instruct_goose.core.files import (
+    require_python_file,
+    require_settings_file,
+    sha256,
+    text_table,
+)
+from ..core.user_files import imports_from, run_user_file
 from ..data.bad_rows import BadRows, RowPolicy, RowReport, usable_rows
 from ..data.files import BadRow, LocatedRow
 from ..data.load import check_source, read_rows, Source
@@ -73,6 +78,8 @@ from ..rollouts.prompts import data_columns
 from instruct_goose.rollouts.rewards import (
     check_column_names,
     completion_kwargs,
+    NO_ALARMS,
+    noticing_alarms,
     score_texts,
     RewardLog,
     TAKES_ALL,
@@ -497,11 +504,13 @@ def named_object(place: str, flag: str) -> Any:
     named = names.get(name)
     if callable(named) or callable(getattr(named, "score", None)):
         return named
-    functions = [
-        key for key, x in names.items() if isfunction(x) and x.__module__ == loaded.__name__
-    ]
+    own_names = [key for key, x in names.items() if getattr(x, "__module__", "") == loaded.__name__]
+    functions = [key for key in own_names if isfunction(names[key])]
+    classes = [key for key in own_names if isclass(names[key])]
+    also = f"; its classes: {', '.join(classes)}" if classes else ""
     raise ValueError(
-        f"{flag}: {module} has no function or class {name!r}; its functions: {', '.join(functions)}"
+        f"{flag}: {module} has no function or class {name!r}; "
+        f"its functions: {', '.join(functions)}{also}"
     )
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #73230e41
@@ -516,30 +525,23 @@ def load_module(place: str, flag: str) -> ModuleType:
     begin with the flag.
     """
     is_file = place.endswith(".py")
+    require_python_file(place, flag)
     path = Path(place).resolve()
-    if is_file and not path.is_file():
-        raise FileNotFoundError(f"{flag}: no file {place} here")
-    folder = str(path.parent if is_file else Path.cwd())
-    sys.path.insert(0, folder)
     try:
         with chdir("."):  # back again, wherever a file goes
-            return _run_file(path) if is_file else importlib.import_module(place)
+            if is_file:
+                return _run_file(path)
+            with imports_from(Path.cwd()):
+                return importlib.import_module(place)
     except (Exception, SystemExit) as e:
         raise ValueError(f"{flag}: {place} does not run: {type(e).__name__}: {e}") from e
-    finally:
-        sys.path.remove(folder)
 
 
 def _run_file(path: Path) -> ModuleType:
     "Run a file as a module, unless it was run and has not changed since."
     key = (path, sha256(path))
     if key not in _LOADED:
-        name = f"instruct_goose_file_{path.stem}"
-        spec: Any = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        _LOADED[key] = module
+        _LOADED[key] = run_user_file(path)
     return _LOADED[key]
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #748084ad
@@ -577,11 +579,13 @@ def try_reward(
     seconds: float | None = None,  # the longest time that an answer may take
     steps: int = 1,  # iterations of the run, which a reward may ask for
     answers: str | None = None,  # a column of right answers, which are tried too
+    name: str = "--reward",  # how errors begin
 ) -> list[float]:  # what the sample answers to the first two prompts got; then the right ones
     """Ask the rewards about sample answers to the first two prompts.
 
-    Raises ValueError, beginning with --reward, for anything that a run would fail at, and for a
-    column that has one of the library's names.
+    Raises ValueError, beginning with `name`, for anything that a run would fail at, for a column
+    that has one of the library's names, and for an alarm under a timeout: Python would refuse it,
+    and the reward may take that for a wrong answer.
     """
     first_rows = list(rows[:2])
     completions = [SAMPLE] * len(first_rows)
@@ -608,21 +612,25 @@ def try_reward(
     offered |= {
         "prompt_ids": prompt_ids,
         "completion_ids": answer_ids,
+        "completion_mask": [[1] * len(ids) for ids in answer_ids],
+        "sampled_logprobs": [[0.0] * len(ids) for ids in answer_ids],
         "tokenizer": tokenizer,
     }
+    about = f"{name}, asked about {len(prompts)} sample answers before the run"
     try:
-        result = score_texts(
-            rewards[0] if len(rewards) == 1 else list(rewards),
-            texts,
-            given=offered,
-            weights=weights,
-            seconds=seconds,
-            kind="sample answer",
-        )
+        with noticing_alarms() as signals, chdir("."):  # back again, wherever a reward goes
+            result = score_texts(
+                rewards[0] if len(rewards) == 1 else list(rewards),
+                texts,
+                given=offered,
+                weights=weights,
+                seconds=seconds,
+                kind="sample answer",
+            )
     except (ValueError, TypeError, TimeoutError) as e:
-        raise ValueError(
-            f"--reward, asked about {len(prompts)} sample answers before the run: {e}"
-        ) from e
+        raise ValueError(f"{about}: {e}") from e
+    if signals:
+        raise ValueError(f"{about}: it wants to handle {signals[0]}. {NO_ALARMS}")
     return result.scores.tolist()
 
 
@@ -660,6 +668,8 @@ class OwnRun(Settings):
     dry_run: bool = False  # say what would be done, and do nothing
     progress: bool = True  # progress bars
 
+    NOT_TAKEN: ClassVar[Mapping[str, str]] = {}  # settings that a stage refuses, each with its why
+
     @classmethod
     def read(
         cls: type[C],
@@ -679,6 +689,10 @@ class OwnRun(Settings):
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         "Yield settings that cannot be combined, with what each must be."
+        for name, why in self.NOT_TAKEN.items():
+            default = getattr(type(self), name)
+            if getattr(self, name) != default:
+                yield name, f"{default}: {why}"
         yield from saving_conflicts(self)
         if (self.data is None) == (self.dataset is None):
             yield "data", "a file of rows, where dataset is not given: one of the two"
@@ -694,6 +708,7 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
     Each value is read as its setting's type asks, so that YAML 1.1 and 1.2 cannot differ. Raises
     OSError for a file that cannot be read, and ValueError naming file, line and setting.
     """
+    require_settings_file(path)
     try:
         document = parse_settings(Path(path).read_text("utf-8"))
         nodes = by_name(document)

@@ -81,7 +81,7 @@ class Data:
     pairs: list[dict[str, str]]
     held_out_pairs: list[dict[str, str]]
     prompts: list[str]  # for PPO
-    held_out_prompts: list[str]  # for judging
+    held_out_prompts: list[str]  # for evaluation
     held_out: list[str]  # reviews
 
 # %% ../../nbs/learn/03_quickstart.ipynb #393ef658

@@ -26,7 +26,7 @@ from torch.nn.functional import logsigmoid
 from transformers import GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.checks import Count, Limit, NotNegative, Positive
-from ..core.files import text_table
+from ..core.files import require_rated_texts, text_table
 from ..core.processes import find_device
 from ..core.random import stage_seed
 from ..models.loading import save_model
@@ -150,6 +150,7 @@ def read_rated(
     Raises FileNotFoundError where one of the two files is missing, and ValueError naming file,
     line and reason for the first bad row.
     """
+    require_rated_texts(data)
     data = Path(data)
     texts_file = data / TEXTS if data.is_dir() else data
     ratings_name = texts_file.name.replace("GroundTruth", "anonDataRatings")

@@ -39,7 +39,7 @@ from ..core.files import text_table
 from ..core.processes import find_device
 from ..core.random import stage_seed
 from ..models.adapters import with_lora
-from ..models.agent import Agent
+from ..models.agent import Agent, create_reference_model
 from ..models.families import trunk
 from ..models.loading import load_model, load_smollm, load_tokenizer, tiny_smollm
 from ..models.reward_model import Classifier, RewardModel
@@ -153,8 +153,9 @@ def make_policy_trainer(config: RecipeConfig, task: Task) -> RLHFTrainer:
     blocks = model.config.num_hidden_layers
     if config.lora_top is not None:
         blocks = min(config.lora_top, blocks)
-    adapted = with_lora(model, config.lora_rank, top=blocks)
-    return RLHFTrainer(Agent(adapted), config=config, tokenizer=tokenizer)
+    agent = Agent(with_lora(model, config.lora_rank, top=blocks))
+    reference = create_reference_model(agent)  # the figures compare with it, whatever beta is
+    return RLHFTrainer(agent, reference, config, tokenizer=tokenizer)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec10c
 @torch.no_grad()
@@ -175,6 +176,8 @@ def figures_of(trainer: RLHFTrainer, task: Task, n: int) -> tuple[Rollout, Figur
     for part in trainer.answers(prompts, greedy):
         notes = trainer.annotate(part)
         parts.append(part)
+        if notes.kl is None or notes.ref_logprobs is None:
+            raise ValueError("the figures compare with a reference: give the trainer ref_model=")
         kls.append(masked_sum(notes.kl, part.mask, dim=-1))
         tokens += int(part.mask.sum())
         log_likelihood += float(notes.ref_logprobs.sum())

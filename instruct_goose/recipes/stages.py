@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Figures', 'Measure', 'RecipeSettings', 'SmallModelSettings', 'small_gpt2', 'beginnings', 'text_figures', 'evaluate',
-           'make_baselines', 'spread', 'models_table', 'same_prompts', 'side_by_side', 'improve']
+           'make_baselines', 'spread', 'models_table', 'texts_by_prompt', 'side_by_side', 'improve']
 
 # %% ../../nbs/reference/recipes/stages.ipynb #5d62fbad
 import copy
@@ -259,7 +259,7 @@ def models_table(
     return text_table(head, rows)
 
 # %% ../../nbs/reference/recipes/stages.ipynb #e988ccbf
-def same_prompts(before: Rollout, after: Rollout) -> list[tuple[str, str, str]]:
+def texts_by_prompt(before: Rollout, after: Rollout) -> list[tuple[str, str, str]]:
     "List each different prompt, and the first text that two models wrote for it."
     rows: dict[str, tuple[str, str, str]] = {}
     prompts = before.prompts or []
@@ -271,7 +271,7 @@ def same_prompts(before: Rollout, after: Rollout) -> list[tuple[str, str, str]]:
 def side_by_side(before: Rollout, after: Rollout, n: int = 24) -> str:  # Markdown
     "Make a table of what two models wrote for the same prompts, the first n of them."
     rows = []
-    for prompt, one, other in same_prompts(before, after)[:n]:
+    for prompt, one, other in texts_by_prompt(before, after)[:n]:
         rows.append((prompt or "(nothing)", one, other))
     return text_table(["prompt", "SFT model", "policy"], rows)
 
@@ -309,7 +309,7 @@ def improve(
         )
         others = baselines()
     plot_metrics(metrics, out)
-    samples = same_prompts(texts_before, texts_after)[:8]
+    samples = texts_by_prompt(texts_before, texts_after)[:8]
     summary = {
         "seed": config.seed,
         **manager.seconds(),

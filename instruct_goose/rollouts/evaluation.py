@@ -21,6 +21,7 @@ from ..models.sampling import left_padded, sample
 from ..models.tokens import PromptDataset
 from ..objective.kl import exact_kl
 from .rollout import attach_texts, concat, Rollout
+from .sampler import require_same_forward
 
 # %% ../../nbs/learn/19_evaluation.ipynb #8d996f6a
 def generate(
@@ -37,7 +38,7 @@ def generate(
     """Sample one response to each prompt, r ~ π(·|q), from the whole distribution.
 
     Evaluation and best-of-n are made from these. Greedy, aₜ = argmax π(·|sₜ): the one answer where
-    a question has one.
+    a question has one. Raises ValueError for a model whose sampler and forward pass disagree.
     """
     policy = model.model if isinstance(model, Agent) else model
     data = PromptDataset(prompts, tokenizer)
@@ -48,10 +49,22 @@ def generate(
         rows = range(start, min(start + batch_size, len(data)))
         batch = data.collate([data[i] for i in rows])
         ids, mask = left_padded(policy, batch["query_ids"], batch["query_mask"])
-        response_ids, response_mask = sample(
-            policy, ids, mask, max_new_tokens, eos_id, data.pad_id, temperature, generator, greedy
+        response_ids, response_mask, logprobs = sample(
+            policy,
+            ids,
+            mask,
+            max_new_tokens,
+            eos_id,
+            data.pad_id,
+            temperature,
+            generator,
+            greedy,
+            with_logprobs=True,
         )
-        parts.append(attach_texts(Rollout(ids, mask, response_ids, response_mask), tokenizer))
+        rollout = Rollout(ids, mask, response_ids, response_mask, sampled_logprobs=logprobs)
+        if not parts:
+            require_same_forward(policy, rollout, temperature)
+        parts.append(attach_texts(rollout, tokenizer))
     return concat(parts)
 
 # %% ../../nbs/learn/19_evaluation.ipynb #93686d44

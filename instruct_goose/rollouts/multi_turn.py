@@ -37,6 +37,12 @@ class Episode:
     open: bool = True  # the policy goes on
     ended: bool = False  # the environment, or the last turn, has ended it
 
+    @property
+    def before_turn(self) -> list[int]:
+        "What the policy's turn stands behind: the prompt, and the response up to the last reply."
+        both = self.query + self.ids
+        return both[: len(both) - len(self.turn)]
+
     def add_turn(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
         "Add tokens that the policy wrote, with their log-probabilities in nats."
         self.ids += ids
@@ -128,7 +134,8 @@ class TurnSampler:
             steps = min(steps, context - ids.shape[1])
         watch = None
         if stops is not None:
-            watch = stops.watch([list(episode.turn) for episode in episodes])
+            turns = [list(episode.turn) for episode in episodes]
+            watch = stops.watch(turns, [episode.before_turn for episode in episodes])
         response_ids, response_mask, logprobs = sample(
             self.agent,
             ids,
@@ -153,7 +160,7 @@ class TurnSampler:
         "If the turn is over, add the environment's reply, if it and a token more have room."
         is_over = episode.turn[-1] in self.tokens.eos_ids
         if not is_over and stops is not None:
-            is_over = stops.found(episode.turn)
+            is_over = stops.found(episode.turn, episode.before_turn)
         if not is_over:
             episode.open = len(episode.ids) < limit
             return

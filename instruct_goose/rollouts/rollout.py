@@ -291,25 +291,34 @@ def concat(parts: Sequence[Rollout], pad_id: int = 0) -> Rollout:
     """Put rollouts below each other, padded to the widest.
 
     Queries are padded on the left, responses on the right; `pad_id` fills up responses, 0 the rest.
-    A column of the data that a part does not know is None there. Any other column that one part
-    lacks is missing in the whole, and so is what says nothing of a single row (`Rollout.WHOLE`).
+    A column of the data that a part does not know is None there. A part without an
+    environment_mask or token_scores has 0 there: it has no such tokens, and its whole score at the
+    end. Any other column that one part lacks is missing in the whole, and so is what says nothing
+    of a single row (`Rollout.WHOLE`).
     """
     columns_of_parts: dict[str, list] = {}
     for field in fields(Rollout):
         if field.name not in (*Rollout.WHOLE, "host_copy"):
             columns_of_parts[field.name] = [getattr(part, field.name) for part in parts]
-    if any(part.environment_mask is not None for part in parts):
-        masks = []
-        for part in parts:
-            mask = part.environment_mask
-            masks.append(torch.zeros_like(part.mask) if mask is None else mask)
-        columns_of_parts["environment_mask"] = masks
+    for name in ("environment_mask", "token_scores"):
+        columns_of_parts[name] = _with_zeros(columns_of_parts[name], parts)
     columns_of_parts["columns"] = _same_columns(parts)
     whole = {}
     for name, columns in columns_of_parts.items():
         if all(column is not None for column in columns):
             whole[name] = concat_column(name, columns, pad_id if name == "response_ids" else 0)
     return Rollout(**whole)
+
+
+def _with_zeros(columns: Sequence[Tensor | None], parts: Sequence[Rollout]) -> list[Tensor | None]:
+    "A column (batch, time) of each part, 0 where only other parts have one."
+    known = [column for column in columns if column is not None]
+    if not known:
+        return list(columns)
+    filled: list[Tensor | None] = []
+    for column, part in zip(columns, parts, strict=True):
+        filled.append(known[0].new_zeros(part.mask.shape) if column is None else column)
+    return filled
 
 
 def _same_columns(parts: Sequence[Rollout]) -> list[dict[str, list] | None]:

@@ -511,13 +511,14 @@ def print_worst_finding(out: Path, settings: Mapping) -> None:
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c68
 def input_digests(config: object) -> dict[str, str]:  # SHA-256 by name
-    """Fingerprint the plug-ins, and the files and modules of rewards, that a run has.
+    """Fingerprint the plug-ins, and the files and modules of rewards and of a trainer, of a run.
 
     SHA-256 by the name that the command was given.
     """
     places = {name: Path(name) for name in getattr(config, "plugin", ())}
-    for reward in getattr(config, "reward", ()):
-        name, _, _ = reward.rpartition(":")
+    trainer = getattr(config, "trainer", None)
+    for named in [*getattr(config, "reward", ()), *([trainer] if trainer else [])]:
+        name, _, _ = named.rpartition(":")
         module_file = getattr(sys.modules.get(name), "__file__", None)
         places[name] = Path(module_file or name)
     return {name: sha256(place) for name, place in places.items() if place.is_file()}

@@ -350,7 +350,7 @@ class Stage:
         RL has no use for it: an iteration that breaks off is undone, see `train_policy`.
         """
         self.manager.reached = None
-        with self.manager.signals.held():
+        with self.manager.signals.delayed():
             yield
 
     def mark_reached(self, done: int, total: int, state: Callable[[], State]) -> None:
@@ -426,7 +426,7 @@ class SignalWatch:
             self.check()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def delayed(self) -> Iterator[None]:
         "Hold back a signal that comes inside the block: it is raised at its end."
         self.waiting = True
         try:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BatchLoss', 'Log', 'batches', 'batches_by_rows', 'batches_by_tokens', 'fit_to_context', 'fit_state', 'fit',
-           'clipped_gradient', 'adamw', 'load_fit_state']
+           'add_router_loss', 'clipped_gradient', 'adamw', 'load_fit_state']
 
 # %% ../../nbs/reference/supervised/fit.ipynb #fb3d1745
 import math
@@ -18,12 +18,8 @@ from torch import nn, Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import cosine
-from instruct_goose.core.checks import (
-    check_values,
-    LongRows,
-    require_trainable,
-    warn_of_lost_steps,
-)
+from ..core.checks import check_values, LongRows
+from ..core.tensor_checks import require_trainable, warn_of_lost_steps
 from ..core.processes import ProgressBar
 from ..core.random import RandomState
 from instruct_goose.core.state import (
@@ -32,6 +28,7 @@ from instruct_goose.core.state import (
     State,
     warn_of_other_environment,
 )
+from ..models.experts import record_routers, router_coef
 from ..models.families import context_length, vocabulary_size
 from ..models.long_rows import fit_rows, Row, Side
 from ..models.vocabulary import require_readable
@@ -165,6 +162,7 @@ def fit(
     callback: Callable[[int, Log], None] | None = None,  # called after every update
     stage: StageStore | None = None,  # keeps the state; if it has one, the training goes on there
     generators: Mapping[str, torch.Generator] | None = None,  # that `loss_of` draws from
+    router_aux_loss_coef: float | None = None,  # of a mixture of experts; see `router_coef`
 ) -> list[Log]:  # step, loss, what `loss_of` adds, lr and grad_norm of every update
     """θ ← θ − η·AdamW(∇L), gradient norm clipped, η along a cosine.
 
@@ -175,6 +173,7 @@ def fit(
     if steps < 1 or not 0 < lr < math.inf:
         raise ValueError(f"steps is {steps} and lr {lr}: at least 1, and above 0 and finite")
     warmup = steps // 20 if warmup is None else warmup
+    loss_of = add_router_loss(loss_of, model, router_coef(model, router_aux_loss_coef))
     optimizer = adamw(model, lr, betas, weight_decay)
     generators = generators or {}
     history: list[Log] = []
@@ -209,6 +208,30 @@ def fit(
     finally:
         model.train(was_training)
     return history
+
+# %% ../../nbs/reference/supervised/fit.ipynb #283cb653
+def add_router_loss(
+    loss_of: Callable[[list[int]], BatchLoss],
+    model: nn.Module,
+    coef: float,  # c; 0: there is nothing to add
+) -> Callable[[list[int]], BatchLoss]:
+    """Add c·(the auxiliary loss of the model's routers) to the loss of a batch.
+
+    The log has it as `router_aux_loss`, without c.
+    """
+    if coef == 0:
+        return loss_of
+
+    def with_routers(batch: list[int]) -> BatchLoss:
+        logged: Mapping[str, float] = {}
+        with record_routers(model) as routers:
+            loss = loss_of(batch)
+        if isinstance(loss, tuple):
+            loss, logged = loss
+        balance = routers.loss()
+        return loss + coef * balance, {**logged, "router_aux_loss": balance.item()}
+
+    return with_routers
 
 # %% ../../nbs/reference/supervised/fit.ipynb #a468a8d6
 def clipped_gradient(

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['BUGS', 'WORLD', 'RUN', 'HEALTHY', 'replaced', 'Bug', 'with_scores', 'OtherDiscount', 'PaddingInTheMask',
-           'SampledCold', 'shifted', 'columns', 'left_padded', 'DropoutOn', 'OldAfterTheStep', 'OldWithGradient',
-           'swapped', 'ValuesStandStill', 'compared_beyond_the_end', 'NoValueMask', 'RewardAfterTheEnd',
-           'WhitenedOverPadding', 'in_training_mode', 'last_column', 'OnePrompt', 'PermutedTokenizer', 'top_k', 'top_p',
-           'ReferenceAtAnotherTemperature', 'undivided', 'EntropySign', 'ZeroGradForgotten', 'World', 'gallery_config',
-           'only_measure', 'without_guards', 'train_with', 'run_bug', 'run_healthy', 'stopped_by', 'to_columns',
-           'to_metrics', 'padding_effect']
+           'SampledCold', 'shifted', 'counted_columns', 'without_position_ids', 'DropoutOn', 'OldAfterTheStep',
+           'OldWithGradient', 'swapped', 'ValuesStandStill', 'compared_beyond_the_end', 'NoValueMask',
+           'RewardAfterTheEnd', 'WhitenedOverPadding', 'in_training_mode', 'last_column', 'OnePrompt',
+           'PermutedTokenizer', 'top_k', 'top_p', 'ReferenceAtAnotherTemperature', 'undivided', 'EntropySign',
+           'ZeroGradForgotten', 'World', 'gallery_config', 'only_measure', 'without_guards', 'train_with', 'run_bug',
+           'run_healthy', 'stopped_by', 'to_columns', 'to_metrics', 'padding_effect']
 
 # %% ../../nbs/learn/22_bug_hunt.ipynb #0b6a1c14
 import contextlib
@@ -130,16 +130,13 @@ def shifted(*args):
     return layout._replace(predicts=layout.predicts.roll(1, -1))
 
 
-def columns(mask: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
+def counted_columns(mask: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
     "Make position ids that count the padding."
     return torch.arange(mask.shape[1]).expand(mask.shape)
 
 
-def left_padded(model: PreTrainedModel, mask: Bool[Tensor, "batch time"]) -> dict:
-    """Leave position ids out of the policy's forward on left-padded rows.
-
-    The reference is spared. In the place of `forward_options`.
-    """
+def without_position_ids(model: PreTrainedModel, mask: Bool[Tensor, "batch time"]) -> dict:
+    "Leave position ids out of the policy's forward pass; the reference is spared."
     options = _options(model, mask)
     if next(model.parameters()).requires_grad:
         options["position_ids"] = position_ids(mask) + (~mask).sum(-1, keepdim=True)
@@ -261,10 +258,7 @@ class OnePrompt(RLHFTrainer):
 
 
 class PermutedTokenizer(RLHFTrainer):
-    """The same words, in another order than the model learnt them.
-
-    Special tokens are spared.
-    """
+    "The words in another order than the model learnt; special tokens are spared."
 
     def __init__(self, *args: Any, tokenizer: PreTrainedTokenizerBase, **kwargs: Any):
         special = tokenizer.all_special_tokens
@@ -296,7 +290,7 @@ class ReferenceAtAnotherTemperature(RLHFTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        head: Any = self.ref_model.get_output_embeddings()
+        head: Any = self.require_reference().get_output_embeddings()
         head.register_forward_hook(lambda module, hidden, logits: logits / 0.7)
 
 # %% ../../nbs/learn/22_bug_hunt.ipynb #31c0543d
@@ -335,11 +329,11 @@ BUGS: dict[str, Bug] = {
     ),
     "no position ids in the rollout": Bug(
         ("sampler mismatch", "KL estimate off"),
-        **_patched(models_decoding, "position_ids", columns),
+        **_patched(models_decoding, "position_ids", counted_columns),
     ),
     "no position ids in training": Bug(
         ("start KL", "sampler mismatch"),
-        **_patched(models_response, "forward_options", left_padded),
+        **_patched(models_response, "forward_options", without_position_ids),
     ),
     "dropout on": Bug(
         ("noisy forward", "start KL"),

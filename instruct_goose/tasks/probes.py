@@ -7,7 +7,7 @@ __all__ = ['ACTIONS', 'FROZEN', 'Numbers', 'REFERENCE', 'REWARDS', 'ANSWERS', 'P
            'policy_at', 'values_at', 'Missing', 'trained', 'Number', 'value_head', 'advantage_sign', 'credit', 'eos',
            'optimum', 'near_optimum', 'kl', 'rows', 'temperature', 'ProbeResult', 'run_probe', 'run_probes', 'ignoring',
            'with_annotations', 'with_experience', 'NeverStops', 'EndNotInTheMask', 'PaddingIsText', 'PaidFirst',
-           'ColdReference', 'ScoresOfTheRowAbove', 'ColdLoss', 'one_target']
+           'log_ratio_to_reference', 'ColdReference', 'ScoresOfTheRowAbove', 'ColdLoss', 'one_target']
 
 # %% ../../nbs/learn/21_probes.ipynb #0c7d2a04
 import inspect
@@ -617,13 +617,20 @@ class PaidFirst(RLHFTrainer):
         return replace(experience, rewards=rewards, advantages=advantages, returns=returns)
 
 
+def log_ratio_to_reference(notes: Annotations) -> Tensor:
+    "log π_old − log π_ref of each token. Raises ValueError without a reference."
+    if notes.ref_logprobs is None:
+        raise ValueError("the sign of a KL cannot be wrong without a reference")
+    return notes.old_logprobs - notes.ref_logprobs
+
+
 class ColdReference(RLHFTrainer):
     "The reference's log-probabilities are taken at temperature 1."
 
     def annotate(self, rollout: Rollout) -> Annotations:
         notes = super().annotate(rollout)
         logprobs = response_logprobs(
-            self.ref_model,
+            self.require_reference(),
             rollout.query_ids,
             rollout.query_mask,
             rollout.response_ids,
@@ -692,7 +699,7 @@ BROKEN: dict[
     "end-of-text not in the mask": (EndNotInTheMask, "eos"),
     "writes on after the end": (NeverStops, "eos"),
     "sign of the KL": (
-        with_annotations(lambda a: {"ref_logprobs": 2 * a.old_logprobs - a.ref_logprobs}),
+        with_annotations(lambda a: {"ref_logprobs": a.old_logprobs + log_ratio_to_reference(a)}),
         "kl",
     ),
     "reference moves along": (with_annotations(lambda a: {"ref_logprobs": a.old_logprobs}), "kl"),

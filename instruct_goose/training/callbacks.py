@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from ..core.checks import DeferredChecks
+from ..core.tensor_checks import DeferredChecks
 from ..rollouts.rollout import Rollout
 from .experience import Annotations, Experience
 from .metrics import Metrics

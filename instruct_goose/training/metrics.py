@@ -339,8 +339,7 @@ def rollout_metrics(
     measured = {
         **score_metrics(host, config),
         "total_reward_mean": masked_sum(host.rewards, mask) / len(host),
-        "kl_to_reference": masked_sum(host.kl, mask, dim=-1).mean(),
-        "kl_estimate": sequence_kl(host.old_logprobs, host.ref_logprobs, mask, "k3").mean(),
+        **_kl_metrics(host),
         "entropy": masked_mean(host.entropy, mask),
         "sampled_nll": -masked_mean(host.old_logprobs, mask),
         "sampled_nll_error": surprise[mask].std() / mask.sum().sqrt(),
@@ -354,6 +353,16 @@ def rollout_metrics(
     if host.environment_mask is not None:
         measured["given_tokens"] = host.environment_mask.sum() / len(host)
     return json_numbers(measured)
+
+
+def _kl_metrics(host: Experience) -> dict[str, Tensor | None]:
+    "The KL to the reference, exact and estimated by k3; None without a reference."
+    if host.kl is None or host.ref_logprobs is None:
+        return {"kl_to_reference": None, "kl_estimate": None}
+    return {
+        "kl_to_reference": masked_sum(host.kl, host.mask, dim=-1).mean(),
+        "kl_estimate": sequence_kl(host.old_logprobs, host.ref_logprobs, host.mask, "k3").mean(),
+    }
 
 # %% ../../nbs/reference/training/metrics.ipynb #84aa4263
 def score_metrics(rollout: Rollout, config: RLHFConfig) -> dict[str, Tensor | float | None]:
@@ -489,7 +498,12 @@ def check_first_step(
     """
     logprobs = torch.cat([trace.logprobs for trace in traces])
     deviation = check_ratio(
-        eps, logprobs, batch.old_logprobs, batch.mask, "before the first update"
+        eps,
+        logprobs,
+        batch.old_logprobs,
+        batch.mask,
+        "before the first update",
+        config.temperature,
     )
     slopes = gradient_slopes(batch, traces, config, ent_weight)
     return {"max_ratio_deviation_first": deviation, **slopes}
@@ -547,7 +561,7 @@ def timing(seconds: Mapping[str, float], tokens: float | int | None) -> Metrics:
 
 def trainer_metrics(
     agent: Agent,
-    ref_model: PreTrainedModel,
+    ref_model: PreTrainedModel | None,
     optimizer: Optimizer,
     experience: Experience,
     config: RLHFConfig,
@@ -558,13 +572,16 @@ def trainer_metrics(
     the reference, and `prompt_nll`.
     """
     steps = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
-    weights = torch.cat(sample_weights(list(ref_model.parameters())))
+    reference_weight = None
+    if ref_model is not None:
+        weights = torch.cat(sample_weights(list(ref_model.parameters())))
+        reference_weight = json_number(weights.abs().mean())
     return {
         "lr": optimizer.param_groups[0]["lr"],
         "rounding": rounding(agent.model, config),
         "optimizer_age": steps[0] if steps else None,  # Adam's count of its steps
-        "reference_weight": json_number(weights.abs().mean()),  # another one: another reference
-        "prompt_nll": json_number(prompt_nll(ref_model, experience)),
+        "reference_weight": reference_weight,  # another one: another reference
+        "prompt_nll": json_number(prompt_nll(ref_model or agent.model, experience)),
     }
 
 # %% ../../nbs/reference/training/metrics.ipynb #48110085

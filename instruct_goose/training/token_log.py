@@ -72,10 +72,13 @@ def token_columns(
     held = torch.stack(list(sides.values())).any(0)
     if config.epochs * config.minibatches == 1:
         held = torch.zeros_like(held)
+    drift = None  # where there is no reference
+    if experience.ref_logprobs is not None:
+        drift = experience.old_logprobs - experience.ref_logprobs
     columns = {
         "moved": log_ratio(logprobs, experience.old_logprobs, experience.mask),
         "advantages": experience.advantages,
-        "drift": experience.old_logprobs - experience.ref_logprobs,
+        "drift": drift,
         "kl": experience.kl,
         "rewards": experience.rewards,
         "values": experience.values,

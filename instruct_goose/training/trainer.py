@@ -22,13 +22,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from ..config import FOREIGN_NAMES, lr_factor, precision, RLHFConfig
-from instruct_goose.core.checks import (
-    answers_foreign,
-    check_values,
-    deferred_checks,
-    Limit,
-    require_finite_weights,
-)
+from ..core.checks import answers_foreign, check_values, Limit
+from ..core.tensor_checks import deferred_checks, require_finite_weights
 from ..core.processes import find_device, gather_results, on_main, ProgressBar
 from ..core.random import EVALUATION_STREAM, generator, Generators
 from instruct_goose.core.state import (
@@ -42,6 +37,7 @@ from instruct_goose.core.state import (
 )
 from ..models.adapters import has_adapters
 from ..models.agent import Agent, make_reference, Evaluation
+from ..models.experts import router_coef
 from ..models.families import vocabulary_size
 from ..models.loading import save_model
 from ..models.sampling import checked_tokens
@@ -110,7 +106,7 @@ from instruct_goose.training.metrics import (
 )
 from instruct_goose.training.policies import (
     BestPolicy,
-    Iteration,
+    IterationCount,
     KLStop,
     MovingReference,
     PolicySnapshot,
@@ -140,7 +136,7 @@ class RLHFTrainer:
     def __init__(
         self,
         model: nn.Module | str | Path,  # Agent, causal LM, PeftModel; or a path
-        ref_model: nn.Module | None = None,  # π_ref; None: the policy as it is now, frozen
+        ref_model: nn.Module | None = None,  # π_ref; None: the policy now, if settings need one
         config: RLHFConfig | None = None,  # None: the defaults
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,  # needed where prompts are text
@@ -155,8 +151,11 @@ class RLHFTrainer:
             torch.set_float32_matmul_precision("high")
         agent = model if isinstance(model, Agent) else Agent(model)
         self.agent = agent.to(self.device)
-        self.ref_model: PreTrainedModel = make_reference(ref_model, self.agent)
-        nn.Module.to(self.ref_model, self.device)
+        router_coef(self.agent.model, self.config.router_aux_loss_coef)  # is refused here
+        self.ref_model: PreTrainedModel | None = None
+        if ref_model is not None or self.config.needs_reference:
+            self.ref_model = make_reference(ref_model, self.agent)
+            nn.Module.to(self.ref_model, self.device)
         eos_ids, pad_id = special_ids(self.agent.model, tokenizer, stop_token_ids)
         self.tokens = Tokens(tokenizer, eos_ids, pad_id, vocabulary_size(self.agent.model))
         self.reference = MovingReference(
@@ -318,7 +317,9 @@ class RLHFTrainer:
         several: average with `aggregate(…, **aggregation_args(self.config, batch))`, which divides
         by the count of the whole minibatch, or the loss depends on how it is cut.
         """
-        return total_loss(new, batch, self.config, self.beta, self.coefficients.ent_weight)
+        ent_coef = self.coefficients.ent_weight
+        balance = router_coef(self.agent.model, self.config.router_aux_loss_coef)
+        return total_loss(new, batch, self.config, self.beta, ent_coef, balance)
 
     # ---------------------------------------------------------------- what these methods share
 
@@ -396,6 +397,15 @@ class RLHFTrainer:
     def max_prompt_length(self) -> int | None:
         "How many tokens of a prompt leave room for a response; None: there is no limit."
         return max_prompt_length(self.agent.model, self.config.max_new_tokens, self.tokenizer)
+
+    def require_reference(self) -> PreTrainedModel:
+        "Return π_ref. Raises ValueError where none is kept, since no setting needs one."
+        if self.ref_model is None:
+            raise ValueError(
+                "there is no reference: beta is 0, and no other setting needs one. Make the "
+                "trainer with ref_model=create_reference_model(model)"
+            )
+        return self.ref_model
 
     # ---------------------------------------------------------------- the end of an iteration
 
@@ -542,15 +552,17 @@ class RLHFTrainer:
         rollouts = []
         for rollout in self.answers(prompts, greedy):
             scores.append(self.judge(rollout, reward_fn, "held-out text"))
-            kls.append(masked_sum(self.annotate(rollout).kl, rollout.mask, dim=-1))
+            kl = self.annotate(rollout).kl
+            if kl is not None:
+                kls.append(masked_sum(kl, rollout.mask, dim=-1))
             rollouts.append(rollout)
         reward = json_number(torch.cat(scores).mean())
-        kl = json_number(torch.cat(kls).mean())
+        mean_kl = json_number(torch.cat(kls).mean()) if kls else None
         limit = self.config.max_kl_to_reference
-        within_limit = limit is None or (kl is not None and kl <= limit)
+        within_limit = limit is None or (mean_kl is not None and mean_kl <= limit)
         if self.config.keep_best and within_limit:
             self.best_policy.offer(reward, self.iteration)
-        return {"held_out_reward": reward, "held_out_kl": kl, **held_out_logged(rollouts)}
+        return {"held_out_reward": reward, "held_out_kl": mean_kl, **held_out_logged(rollouts)}
 
     def answers(
         self,
@@ -724,7 +736,7 @@ class RLHFTrainer:
         check_values(state, {"identity": dict})
         check_identity(state["identity"], self.identity())
         hints = {
-            "iteration": Iteration,
+            "iteration": IterationCount,
             "stopped": str | None,
             "environment": dict,
             "parts": dict,

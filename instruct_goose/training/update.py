@@ -20,13 +20,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..config import RLHFConfig
-from instruct_goose.core.checks import (
-    check_values,
-    NotNegative,
-    refuse_if,
-    require_trainable,
-    warn_of_lost_steps,
-)
+from ..core.checks import check_values, NotNegative
+from ..core.tensor_checks import refuse_if, require_trainable, warn_of_lost_steps
 from ..core.processes import full_tensor, rank_slice
 from ..core.state import State
 from ..models.agent import Agent, Evaluation
@@ -41,7 +36,7 @@ from instruct_goose.rollouts.rollout import (
     micro_batch_slices,
     require_scores,
 )
-from .experience import Experience, require_finite
+from .experience import Experience, NO_REFERENCE, require_finite
 
 # %% ../../nbs/reference/training/update.ipynb #af469e2f
 def drop_truncated(batch: Experience, config: RLHFConfig, eos_ids: Sequence[int]) -> Experience:
@@ -97,6 +92,7 @@ def micro_batches(batch: Experience, config: RLHFConfig) -> Iterator[Experience]
     for rows in micro_batch_slices(batch, config, rank_slice(len(batch))):
         micro = batch[rows]
         micro.denominator = denominator
+        micro.share = len(micro) / len(batch)
         yield micro
 
 
@@ -159,8 +155,11 @@ def kl_penalty(
 ) -> Float[Tensor, "batch time"]:
     """Compute β·k(ℓₜ) of each token, to be added to the loss; by default with k2.
 
-    0 at padding. Raises ValueError for plain k1, whose expected gradient is 0.
+    0 at padding. Raises ValueError without a reference, and for plain k1, whose expected gradient
+    is 0.
     """
+    if batch.ref_logprobs is None:
+        raise ValueError(NO_REFERENCE.format(beta))
     penalty = KL_GRADIENTS[config.kl_gradient]  # its value and its gradient
     estimator = config.kl_estimator or "k2"
     return penalty(logprobs, batch.ref_logprobs, batch.mask, beta, estimator, batch.old_logprobs)
@@ -172,11 +171,14 @@ def total_loss(
     config: RLHFConfig,
     beta: float,
     ent_coef: float | None = None,  # None: the setting
+    router_coef: float = 0.0,  # c₃, of the routers' auxiliary loss; see `models.experts`
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Compute L = −L^CLIP + c₁·L^VF − c₂·S, plus β·KL if that is charged in the loss.
 
-    Returns L and the parts that `ppo_loss` returns, one detached number each; the KL is in L
-    alone. Schulman et al. (2017) eq. 9, with the KL penalty of Shao et al. (2024) eq. 3.
+    Of a mixture of experts also + c₃·L^router, weighted by the micro-batch's share of rows.
+    Returns L and the parts that `ppo_loss` returns, and the routers' loss, one detached number
+    each; the KL is in L alone. Schulman et al. (2017) eq. 9, with the KL penalty of Shao et al.
+    (2024) eq. 3.
     """
     averaging = aggregation_args(config, batch)
     loss, parts = ppo_loss(
@@ -195,6 +197,10 @@ def total_loss(
     if config.kl_placement == "loss" and beta > 0:
         penalty = kl_penalty(new.logprobs, batch, beta, config)
         loss = loss + aggregate(penalty, batch.mask, **averaging)
+    if new.router_loss is not None and router_coef > 0:
+        balance = batch.share * new.router_loss
+        loss = loss + router_coef * balance
+        parts["router_aux_loss"] = balance.detach()
     return loss, parts
 
 # %% ../../nbs/reference/training/update.ipynb #3b9dd683
@@ -222,7 +228,10 @@ def backward(
     FloatingPointError for a loss that is not finite.
     """
     new = evaluate(micro)
-    outputs = {name: x for name, x in new._asdict().items() if x is not None and x.requires_grad}
+    outputs = {}  # of each token
+    for name, x in (("logprobs", new.logprobs), ("values", new.values), ("entropy", new.entropy)):
+        if x is not None and x.requires_grad:
+            outputs[name] = x
     result = loss_fn(new, micro)
     if not _is_loss_and_parts(result):
         raise TypeError(
@@ -397,7 +406,9 @@ class Coefficients:
 
 # %% ../../nbs/reference/training/update.ipynb #23b112e6
 @contextmanager
-def explain_nonfinite(agent: nn.Module, ref_model: nn.Module, iteration: int) -> Iterator[None]:
+def explain_nonfinite(
+    agent: nn.Module, ref_model: nn.Module | None, iteration: int
+) -> Iterator[None]:
     """Add the iteration and the cause to FloatingPointErrors raised inside the block.
 
     The cause is the first weight or gradient that is not finite, if there is one.
@@ -413,12 +424,12 @@ def explain_nonfinite(agent: nn.Module, ref_model: nn.Module, iteration: int) ->
         ) from None
 
 
-def first_nonfinite(agent: nn.Module, ref_model: nn.Module) -> str | None:
-    "Find the first weight or gradient that is not finite, in words; None: all are."
+def first_nonfinite(agent: nn.Module, ref_model: nn.Module | None) -> str | None:
+    "Find the first weight or gradient that is not finite, in words; None where all are."
     tensors: list[tuple[str, Tensor | None]] = []
     for name, p in agent.named_parameters():
         tensors.append((f"the weight {name}", p))
-    for name, p in ref_model.named_parameters():
+    for name, p in ref_model.named_parameters() if ref_model is not None else ():
         tensors.append((f"the reference's weight {name}", p))
     for name, p in agent.named_parameters():
         tensors.append((f"the gradient of {name}", p.grad))

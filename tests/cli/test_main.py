@@ -11,7 +11,7 @@ import pytest
 from deep import first
 
 from instruct_goose.cli.commands import PrintableStreamer, SampleConfig
-from instruct_goose.cli.main import flags, main
+from instruct_goose.cli.main import COMMANDS, flag_table, flags, main
 from instruct_goose.core.processes import ProgressBar
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.recipes import quickstart, ratings
@@ -384,3 +384,85 @@ def test_the_hint_to_go_on_is_a_word_of_the_shell(tmp_path, capsys):
         manager.stage("ppo").after_step(1, 3, lambda: {"x": 1})
         raise KeyboardInterrupt
     assert f"--output-dir '{out}' --resume" in capsys.readouterr().err
+
+
+WITHOUT_TORCH = """
+import sys
+from instruct_goose.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as stop:
+    print(stop.code)
+print(sorted({"torch", "transformers"} & set(sys.modules)))
+"""
+
+
+def answered_without_torch(*argv):
+    "What a command prints, in a process of its own that has imported neither library at its end."
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *argv], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1] == "[]", argv
+    return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_shown_without_torch(command):
+    shown = answered_without_torch(command, "--help")
+    for flag in flag_table()["commands"][command]["flags"]:
+        assert flag.get("positional") or f"--{flag['name'].replace('_', '-')}" in shown
+
+
+OWN = ["--model", ".", "--data", "rows.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["--help"], "quickstart"),
+        (["train", "--algorithm", "gspo", "--help"], "0.0003"),
+        (["quickstart", "--step", "3"], "--steps"),
+        (["chat", ".", "--learning-rate", "1"], "learning_rate"),
+        (["sft", *OWN, "--learning-rate", "1"], "here it is called lr"),
+        (["train", "--config", "no.yaml", "--lerning-rate", "1"], "--lerning-rate"),
+        (["train", "--config", "no.yaml"], "no file no.yaml"),
+        (["train", *OWN, "--reward", "a.py:f", "--plugin", "no.py"], "no file no.py"),
+        (["train", *OWN, "--reward", "a.py:f"], "no file 'rows.jsonl'"),
+        (["train", "--model", "no", "--reward", "a.py:f"], "no directory 'no'"),
+        (["dpo", "--model", "no", "--data", "rows.jsonl"], "no directory 'no'"),
+        (["probe", "--trainer", "no.py:Mine"], "no file no.py"),
+        (["sample", "no"], "no directory 'no'"),
+        (["merge", "no", "new"], "no directory 'no'"),
+        (["doctor", "no"], "metrics.jsonl is missing"),
+        (["report", "no"], "metrics.jsonl is missing"),
+        (["compare", "no", "neither"], "metrics.jsonl is missing"),
+        (["reviews", "--data", "no"], "no 'no' here"),
+    ],
+)
+def test_what_cannot_be_run_is_answered_without_torch(argv, says):
+    assert says in answered_without_torch(*argv)
+
+
+def test_the_table_of_flags_is_that_of_the_settings():
+    "The parser reads a table, so that it needs no torch; the table is made from the classes."
+    docs = Path(__file__).parents[2] / "docs/flag_table.py"
+    done = subprocess.run([sys.executable, docs, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_setting_that_a_command_refuses_is_no_flag_of_it(tmp_path, capsys):
+    for command, setting, value in [
+        ("reward-model", "lora_rank", 3),
+        ("reward-model", "four_bits", True),
+        ("reward-model", "answer_column", "reply"),
+        ("dpo", "answer_column", "reply"),
+    ]:
+        flag = f"--{setting.replace('_', '-')}"
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert f"{flag} " not in capsys.readouterr().out
+        with pytest.raises(SystemExit, match=f"no {flag} here: "):
+            main([command, "--model", ".", flag])
+        kind, _ = COMMANDS[command].load()
+        with pytest.raises(ValueError, match=f"{setting} is .*: it must be (None|False): "):
+            kind(model=".", data=Path("rows.jsonl"), **{setting: value})

@@ -9,7 +9,7 @@ import torch
 from small_trainer import PROMPTS, TOKENIZER, config, reward, same, tiny, trainer, weights
 
 from instruct_goose.config import RLHFConfig
-from instruct_goose.core.checks import LostSteps, require_finite_weights
+from instruct_goose.core.tensor_checks import LostSteps, require_finite_weights
 from instruct_goose.models.agent import Agent
 from instruct_goose.objective.advantages import ADVANTAGES
 from instruct_goose.supervised.fit import adamw

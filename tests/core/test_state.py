@@ -31,7 +31,7 @@ from instruct_goose.core.state import (
     set_random_state,
     unflatten,
 )
-from instruct_goose.models.adapters import load_module, module_state
+from instruct_goose.models.adapters import load_module_state, module_state
 from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.runs.checkpoints import load_checkpoint, save_checkpoint
 
@@ -285,7 +285,7 @@ def test_every_optimizer_is_resumed_from_files(make, tmp_path):
     torch.manual_seed(0)
     again, empty = moved(make)
     torch.optim.lr_scheduler.ExponentialLR(empty, 0.9)
-    load_module(again, module_state(net))
+    load_module_state(again, module_state(net))
     state = unflatten(*load_checkpoint(path))
     check_optimizer(empty, named_tensors(again), state["moments"], state["groups"])
     load_optimizer(empty, state["moments"], state["groups"])

@@ -13,8 +13,8 @@ from device.pretend import DeviceError, PretendGPU
 
 from instruct_goose.config import RLHFConfig
 from instruct_goose.core import processes
-from instruct_goose.core.checks import deferred_checks, refuse_if
 from instruct_goose.core.state import flatten, unflatten
+from instruct_goose.core.tensor_checks import deferred_checks, refuse_if
 from instruct_goose.models import sampling
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.decoding import (

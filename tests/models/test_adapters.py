@@ -16,8 +16,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from instruct_goose.config import RLHFConfig
-from instruct_goose.core.checks import LostSteps
 from instruct_goose.core.state import flatten
+from instruct_goose.core.tensor_checks import LostSteps
 from instruct_goose.models.adapters import (
     four_bits,
     frozen_copy,

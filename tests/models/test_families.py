@@ -7,7 +7,13 @@ from row_alone import BASE, QUERIES, RESPONSES, ROTARY, V
 from transformers import AutoModelForCausalLM
 
 from instruct_goose.models.agent import Agent
-from instruct_goose.models.families import check_causal, eval_mode, plain_head, trunk
+from instruct_goose.models.families import (
+    check_causal,
+    eval_mode,
+    plain_head,
+    recompute_layers,
+    trunk,
+)
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad
 
@@ -158,3 +164,102 @@ def test_what_is_done_to_the_logits_is_noticed(change):
             return out
 
     assert plain_head(Other(T.LlamaConfig(**ROTARY))) is None
+
+
+class Passes:
+    "Count the passes through a model's layers that have a gradient, below any checkpoint."
+
+    def __init__(self, model):
+        self.n = 0
+        for name, part in model.named_modules():
+            if name.rsplit(".", 1)[-1] in ("input_layernorm", "ln_1", "self_attn_layer_norm"):
+                part.register_forward_hook(self.count)
+
+    def count(self, *_):
+        self.n += torch.is_grad_enabled()
+
+
+def opt():
+    "Its layers drop out by themselves, not in a module of their own."
+    config = T.OPTConfig(
+        vocab_size=V,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        ffn_dim=24,
+        max_position_embeddings=16,
+        dropout=0.5,
+    )
+    return tiny(config)
+
+
+def rotary():
+    return tiny(T.LlamaConfig(**ROTARY, attention_dropout=0.5))
+
+
+RECOMPUTE = {
+    "never": lambda model: None,
+    "transformers'": lambda model: model.activation_checkpointing_enable(),
+    "transformers', reentrant": lambda model: model.activation_checkpointing_enable(
+        {"use_reentrant": True}
+    ),
+    "ours": recompute_layers,
+}
+
+
+@pytest.mark.parametrize("make", [rotary, opt])
+def test_who_asks_transformers_to_recompute_activations_gets_it_without_dropout(make):
+    args = *pad(QUERIES, 0, "left"), *pad(RESPONSES, 0)
+    found = {}
+    for name, ask in RECOMPUTE.items():
+        model = make().train()
+        response_logprobs(model, *args)  # at first sight it is asked whether it is causal
+        ask(model)
+        passes = Passes(model)
+        response_logprobs(model, *args).sum().backward()
+        assert all(part.training for part in model.modules())
+        found[name] = passes.n, [p.grad for p in model.parameters()]
+    plain, expected = found.pop("never")
+    assert plain == 2
+    for count, gradients in found.values():
+        assert count == 2 * plain
+        for mine, theirs in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_every_second_layer_stays_every_second_and_disabled_is_disabled():
+    args = *pad(QUERIES, 0, "left"), *pad(RESPONSES, 0)
+    model = rotary()
+    response_logprobs(model, *args)
+    model.activation_checkpointing_enable(every_n_layers=2)
+    passes = Passes(model)
+    response_logprobs(model, *args).sum().backward()
+    assert passes.n == 3
+    model.activation_checkpointing_disable()
+    response_logprobs(model, *args).sum().backward()
+    assert passes.n == 3 + 2
+
+
+def test_what_is_trained_with_dropout_is_recomputed_with_the_same_dropout():
+    "As in SFT; torch's checkpoint draws the same numbers again."
+    ids = torch.tensor([RESPONSES[0] + QUERIES[0]])
+    gradients = []
+    for ask in (lambda model: None, recompute_layers):
+        model = rotary().train()
+        ask(model)
+        torch.manual_seed(3)
+        model(input_ids=ids).logits.log_softmax(-1)[..., 1].sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for mine, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "mixtral"])
+def test_a_model_that_returns_tuples_is_read_by_name(name):
+    args = *pad(QUERIES, 0, "left"), *pad(RESPONSES, 0)
+    configs = SERVED | {"llama": lambda: T.LlamaConfig(**ROTARY)}
+    model = tiny(configs[name]())
+    expected = response_logprobs(model, *args)
+    model.config.return_dict = False
+    model.config.output_hidden_states = True
+    torch.testing.assert_close(response_logprobs(model, *args), expected)

@@ -2,17 +2,23 @@
 
 import copy
 import math
+import warnings
 from contextlib import nullcontext
 
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.rendering import Renderer
 from instruct_goose.models.reward_model import (
     Classifier,
+    CutTexts,
     RewardModel,
     check_spread,
     check_tokenizer,
@@ -290,16 +296,71 @@ def test_a_pipeline_of_one_label_is_a_reward():
             ValueError,
             "label is 'GOOD'.*'LABEL_0', 'LABEL_1'",
         ),
-        (
-            lambda: Classifier(classifier("bert", 1), SENTENCE).score(["good", "very " * 20]),
-            ValueError,
-            "classifier's text 1 has 21 tokens, the limit is 12",
-        ),
     ],
 )
 def test_what_is_no_judge(call, error, says, unchecked):
     with unchecked(), pytest.raises(error, match=says):
         call()
+
+
+def framed(side="right", model_max_length=10**30):
+    "It writes [CLS] in front and [SEP] behind, as BERT's does; it knows no limit of its own."
+    words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *WORDS]
+    made = Tokenizer(WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    made.pre_tokenizer = Whitespace()
+    made.post_processor = TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 1), ("[SEP]", 2)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
+        truncation_side=side,
+        model_max_length=model_max_length,
+    )
+
+
+READERS = {
+    "bert": (transformers.BertConfig, {}, 12),
+    "roberta": (transformers.RobertaConfig, {"pad_token_id": 0}, 11),  # positions begin at 1
+    "xlm-roberta": (transformers.XLMRobertaConfig, {"pad_token_id": 1}, 10),
+    "distilbert": (transformers.DistilBertConfig, {"dim": 16, "n_heads": 2, "n_layers": 1}, 12),
+}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", READERS)
+def test_a_classifier_cuts_texts_by_its_own_length_and_says_so_once(name, side):
+    config, own, limit = READERS[name]
+    size = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    torch.manual_seed(0)
+    judge = AutoModelForSequenceClassification.from_config(
+        config(
+            **{"vocab_size": 12, "max_position_embeddings": 12, "num_labels": 1} | size | own,
+        )
+    ).eval()
+    tokenizer = framed(side)
+    words = ["film is good", " ".join(WORDS * 3), " ".join(WORDS[::-1] * 2)]
+    scorer = Classifier(judge, tokenizer)
+    with pytest.warns(CutTexts, match=f"2 of 3 texts are longer than the {limit} tokens"):
+        scores = scorer.score(words)
+    expected = []
+    for text in words:
+        inner = tokenizer(text, add_special_tokens=False)["input_ids"]
+        kept = inner[: limit - 2] if side == "right" else inner[2 - limit :]
+        ids = torch.tensor([[1, *kept, 2]])
+        with torch.no_grad():
+            expected.append(judge(input_ids=ids).logits.item())
+    assert scores == pytest.approx(expected, abs=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert scorer.score(words) == scores
+
+
+def test_a_tokenizer_that_allows_less_is_obeyed():
+    judge = classifier("bert", 1)
+    with pytest.warns(CutTexts, match="longer than the 6 tokens"):
+        Classifier(judge, framed(model_max_length=6)).score([" ".join(WORDS)])
 
 
 def test_in_rl_it_reads_the_ids_that_it_was_trained_on():

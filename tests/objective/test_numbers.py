@@ -286,7 +286,7 @@ COVERED_ELSEWHERE = {
     "Aggregate",
     "Surrogate",
     "SurrogateInputs",
-    "settings_of",
+    "complete_settings",
     "Estimator",
     "Advantage",
     "AdvantageInputs",  # ids, bools, plain numbers; or what the cases above are made of

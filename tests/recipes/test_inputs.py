@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from small_trainer import TOKENIZER
 
 from instruct_goose.core.checks import Positive
 from instruct_goose.data.files import BadRow
@@ -221,3 +222,20 @@ def test_a_column_without_which_a_row_means_something_else_is_refused(chat_token
     read_prompts([row | {name: ""}], chat_tokenizer)
     assert read_prompts([row | {name: "x"}], chat_tokenizer, asked=[name])[0][name] == "x"
     assert read_demos([{"text": "the film", name: "x"}], chat_tokenizer)[0]["prompt"] == ""
+
+
+def test_an_alarm_that_a_grader_swallows_is_named_before_the_run():
+    "Under a timeout it runs outside the main thread; it would call every answer wrong."
+    import signal
+
+    def grader(texts):
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        except ValueError:
+            return [0.0] * len(texts)
+        return [1.0] * len(texts)
+
+    rows = [{"prompt": "what"}]
+    assert try_reward([grader], rows, TOKENIZER) == [1.0]
+    with pytest.raises(ValueError, match="SIGALRM.*leave reward_timeout out"):
+        try_reward([grader], rows, TOKENIZER, seconds=30.0)

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from small_trainer import HELD_OUT, PROMPTS, no_clock, reward, same, trainer, weights
@@ -83,3 +84,32 @@ def test_a_fingerprint_depends_on_every_row_and_their_order():
     }
     assert len(prints) == 4
     assert fingerprint_of_prompts(tuple(PROMPTS)) == fingerprint_of_prompts(PROMPTS)
+
+
+def test_a_reward_is_tried_before_the_first_rollout_and_draws_no_number(tmp_path):
+    "As the command line does. Nothing is written; a reward that draws numbers changes no run."
+
+    def fails(texts):
+        raise KeyError("the user's own")
+
+    with pytest.raises(ValueError, match="sample answers before the run.*the user's own"):
+        train_in(trainer(steps=1), tmp_path / "run", PROMPTS, fails, progress=False)
+    assert not (tmp_path / "run").exists()
+
+    def draws(texts):
+        return [np.random.rand() + torch.rand(()).item() for _ in texts]
+
+    logs = []
+    for name, trial in (("tried", True), ("not", False)):
+        np.random.seed(0)
+        torch.manual_seed(0)
+        train_in(trainer(steps=1), tmp_path / name, PROMPTS, draws, progress=False, trial=trial)
+        logs.append(no_clock(map(json.loads, (tmp_path / name / "metrics.jsonl").open())))
+    assert logs[0] == logs[1]
+
+
+def test_a_summary_is_a_dictionary_that_is_shown_in_a_line(tmp_path):
+    summary = train_in(trainer(steps=2), tmp_path, PROMPTS, reward, progress=False)
+    assert len(repr(summary)) < 200 and "\n" not in repr(summary)
+    assert "2 iterations" in repr(summary) and "reward_mean" in repr(summary)
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary

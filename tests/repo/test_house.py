@@ -149,7 +149,7 @@ MAY_BE_ANY = {
     "prompts in one of several forms: text, ids, messages, rows, tensors": """
         models.rendering.is_conversation(prompt) models.rendering.template_columns(row)
         models.rendering.prompt_and_answer(row) models.rendering.pair_parts(pair)
-        recipes.training.first_of(prompts) rollouts.prompts.prompt_of(row)
+        recipes.training.first_of(prompts) rollouts.prompts.take_prompt(row)
         rollouts.prompts.data_columns(prompts) rollouts.prompts.prompt_chunks(prompts)
         rollouts.prompts.drop_long_prompts(prompts) training.trainer.RLHFTrainer.prompts_that_fit(prompts)""",
     "objects of libraries that have no types, or are not installed": """

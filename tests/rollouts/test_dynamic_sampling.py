@@ -90,6 +90,31 @@ def test_rows_and_columns_stay_together():
     assert (r.old_logprobs - r.sampled_logprobs)[r.mask].abs().max() < 1e-9
 
 
+def test_rewards_of_tokens_that_only_some_rows_get_keep_their_place():
+    """The first call scores tokens, the second whole responses. Row by row, what each token is
+    paid adds up to the score, and where tokens were scored it stands at them."""
+    t = trainer(redraw_flat=1, algorithm="rloo", kl_placement="reward", beta=0.0)
+    keep = KeepExperience()
+    t.callbacks.append(keep)
+    calls = []
+
+    def judge(completion_ids):
+        calls.append(len(completion_ids))
+        if len(calls) == 1:  # groups 0 and 1 are flat
+            return [
+                [float(i // 4 * i + 1)] + [0.0] * (len(x) - 1) for i, x in enumerate(completion_ids)
+            ]
+        return [10.0 + i for i in range(len(completion_ids))]
+
+    t.train(PROMPTS, judge, steps=1, progress=False)
+    assert calls == [8, 4]
+    experience = keep.experience
+    placed = experience.token_scores
+    assert placed is not None and placed[:4].abs().sum() == 0
+    assert placed[4:, 0].tolist() == experience.scores[4:].tolist() == [5, 6, 7, 8]
+    assert experience.scores[:4].tolist() == [10, 11, 12, 13]
+
+
 def test_a_stream_that_ends_leaves_flat_what_it_cannot_replace():
     t = trainer(max_redraws=5)
     judge = Script([0, 0, 1, 1, 2, 2, 3, 3], [4, 5])

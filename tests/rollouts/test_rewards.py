@@ -1,7 +1,11 @@
 """What reward functions are given, what they may return, how they fail, and scores of tokens. The
 oracles are sums by hand and scripted functions."""
 
+import asyncio
 import copy
+import json
+import multiprocessing
+import signal
 import threading
 
 import hypothesis
@@ -447,3 +451,135 @@ def test_completions_have_special_tokens_where_the_settings_ask_for_them(keep):
     tokens = Tokens(tokenizer, [EOS], tokenizer.pad_token_id)
     score_rollout(rollout, judge, settings, tokens, TrainerState(), RewardLog())
     assert seen == ["w3 w5 w4" if keep else "w5"]
+
+
+def ids_only(**settings):
+    "A trainer whose prompts are token ids: it has no tokenizer."
+    small = config("grpo", eval_every=1, recheck_every=1, **settings)
+    return RLHFTrainer(tiny(), config=small, stop_token_ids=[EOS])
+
+
+def lengths(completion_ids):
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def test_a_trainer_without_a_tokenizer_trains_with_rewards_that_read_ids():
+    asked = []
+
+    def reward(completion_ids, prompt_ids, answer, completions=None):
+        asked.extend(zip(prompt_ids, answer, strict=True))
+        assert completions is None
+        return [1.0 * (ids[0] == right) for ids, right in zip(completion_ids, answer, strict=True)]
+
+    rows = [{"prompt": [3, 4 + i], "answer": i} for i in range(4)]
+    t = ids_only()
+    (log,) = t.train(rows, reward, steps=1, held_out=rows[:1], progress=False)
+    assert 0 <= log["reward_mean"] <= 1 and log["held_out_reward"] is not None
+    assert all(prompt == [3, 4 + right] for prompt, right in asked) and len(asked) > 8
+    rollout = t.score(t.rollout([[3, 4]] * 4), [lengths, lambda completion_ids, **_: [0.0] * 8])
+    assert rollout.scores.tolist() == rollout.attention_mask.sum(-1).tolist()
+
+
+def test_scores_of_tokens_need_no_tokenizer():
+    t = ids_only()
+    rollout = t.score(
+        t.rollout([[3, 4]] * 4), lambda completion_ids: [[0.5] * len(ids) for ids in completion_ids]
+    )
+    torch.testing.assert_close(
+        rollout.scores.double(), 0.5 * rollout.attention_mask.sum(-1).double()
+    )
+
+
+@pytest.mark.parametrize(
+    "reward, says",
+    [
+        (reward, "reward reads texts, and without a tokenizer there are none"),
+        (lambda completions: [0.0] * 8, "name the parameter completion_ids"),
+        (lambda completion_ids, prompts: [0.0] * 8, "asks for 'prompts', and there is only"),
+    ],
+)
+def test_without_a_tokenizer_a_reward_that_reads_texts_is_refused_by_name(reward, says):
+    t = ids_only()
+    with pytest.raises(RewardError, match=says):
+        t.score(t.rollout([[3, 4]] * 4), reward)
+
+
+def test_all_calls_of_async_rewards_share_one_event_loop(monkeypatch):
+    "A semaphore, a lock or a pool of connections belongs to the loop that first waits for it."
+    gate = asyncio.Semaphore(1)
+    loops = set()
+
+    async def one(text):
+        async with gate:
+            await asyncio.sleep(0)
+            return float(len(text))
+
+    async def judge(texts):
+        loops.add(asyncio.get_running_loop())
+        return await asyncio.gather(*map(one, texts))
+
+    for seconds in (None, 30.0, None):
+        assert score_texts(judge, ["a", "bb"], seconds=seconds).scores.tolist() == [1, 2]
+    assert len(loops) == 1
+
+    async def asks_another(texts):
+        return score_texts(judge_of_its_own, texts).scores.tolist()
+
+    async def judge_of_its_own(texts):
+        return [3.0] * len(texts)
+
+    assert score_texts(asks_another, ["a"]).scores.tolist() == [3]
+
+
+@pytest.mark.parametrize("leaves", [SystemExit, KeyboardInterrupt, ZeroDivisionError])
+def test_what_an_async_reward_raises_ends_no_event_loop(leaves):
+    async def bad(texts):
+        raise leaves
+
+    async def good(texts):
+        return [1.0] * len(texts)
+
+    with pytest.raises((leaves, RewardError)):
+        score_texts(bad, ["a"])
+    assert score_texts(good, ["a"], seconds=30.0).scores.tolist() == [1]
+
+
+def in_a_child(texts, queue):
+    queue.put(score_texts(later, texts).scores.tolist())
+
+
+async def later(texts):
+    await asyncio.sleep(0)
+    return [1.0] * len(texts)
+
+
+def test_a_forked_child_has_an_event_loop_of_its_own():
+    assert score_texts(later, ["a"]).scores.tolist() == [1]
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=in_a_child, args=(["a", "b"], queue))
+    child.start()
+    assert queue.get(timeout=60) == [1, 1]
+    child.join()
+
+
+def test_an_error_of_a_reward_has_its_file_and_line():
+    def fails(texts):
+        return json.loads("no JSON")  # its own last line is what counts, not that in json
+
+    line = fails.__code__.co_firstlineno + 1
+    for seconds in (None, 30.0):
+        with pytest.raises(RewardError, match=rf"test_rewards.py, line {line}\)"):
+            score_texts(fails, ["a"], seconds=seconds)
+
+
+def test_an_alarm_under_a_timeout_is_named(monkeypatch):
+    def grader(texts):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return [1.0] * len(texts)
+
+    before = signal.getsignal(signal.SIGALRM)
+    assert score_texts(grader, ["a"]).scores.tolist() == [1]
+    with pytest.raises(RewardError, match="main thread alone.*leave reward_timeout out"):
+        score_texts(grader, ["a"], seconds=30.0)
+    signal.signal(signal.SIGALRM, before)

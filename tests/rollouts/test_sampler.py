@@ -1,11 +1,14 @@
 """Stop strings: the oracle is the text from its beginning on, decoded anew after each token; and
 transformers' own criterion. Several processes: the oracle is one process."""
 
+import warnings
+
 import pytest
 import torch
 import transformers
 import two_processes
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from instruct_goose.config import RLHFConfig
@@ -13,8 +16,15 @@ from instruct_goose.core.processes import in_processes, is_main, rank
 from instruct_goose.models import decoding as decode
 from instruct_goose.models.sampling import sample
 from instruct_goose.models.tokens import bpe_tokenizer, pad
+from instruct_goose.rollouts.evaluation import generate
 from instruct_goose.rollouts.rollout import PromptBatch, Rollout, Tokens
-from instruct_goose.rollouts.sampler import PolicySampler, StopStrings, data_parallel
+from instruct_goose.rollouts.sampler import (
+    PolicySampler,
+    RatioOutliers,
+    StopStrings,
+    check_ratio,
+    data_parallel,
+)
 from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.metrics import rollout_metrics
 from instruct_goose.training.trainer import RLHFTrainer
@@ -170,7 +180,7 @@ def test_in_the_trainer_a_stop_is_an_end():
 
     assert t.evaluate(PROMPTS, lambda texts: [0.0] * len(texts))["held_out_reward"] <= 0
     greedy = t.sampler(PromptBatch(*pad(rows(), 0, "left")), 1, t.config, None)
-    assert greedy.ended is not None and greedy.sampled_logprobs is None and len(greedy) == 5
+    assert greedy.ended is not None and greedy.sampled_logprobs is not None and len(greedy) == 5
 
 
 def test_a_stop_works_without_an_end_token():
@@ -280,3 +290,163 @@ def test_processes_with_different_settings_are_refused():
 def test_one_process_alone_samples_without_a_wrapper():
     sampler = OwnRandomNumbers()
     assert data_parallel(sampler, Tokens(TOKENIZER, [2], 0)) is sampler
+
+
+def metaspace():
+    "As SentencePiece: ▁ stands for a blank, and the decoder leaves out the first one."
+    words = ["<pad>", "<bos>", "<eos>", "<unk>", "▁the", "▁END", "▁", "END", ".", "▁film", "s"]
+    pieces = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    pieces.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=pieces, pad_token="<pad>", eos_token="<eos>")
+
+
+def llama_spaces():
+    "As Llama 2's: ▁ is replaced, bytes fall back, and one leading blank is stripped."
+    made = metaspace()
+    made.backend_tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1, right=0),
+        ]
+    )
+    return made
+
+
+def word_piece():
+    "As BERT's: a word stands behind a blank, a piece with ## goes on."
+    words = ["[PAD]", "[UNK]", "[SEP]", "the", "END", "##s", ".", "film"]
+    pieces = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    pieces.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    return PreTrainedTokenizerFast(tokenizer_object=pieces, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def byte_level():
+    return bpe_tokenizer(["the END. " * 9, " END"], 300, lowercase=False, add_bos=False)
+
+
+@pytest.mark.parametrize(
+    "make, the, end",
+    [
+        (metaspace, ["▁the"], ["▁END"]),
+        (metaspace, ["▁the"], ["▁", "END"]),
+        (llama_spaces, ["▁the"], ["▁END"]),
+        (word_piece, ["the"], ["END"]),
+        (byte_level, ["the"], ["ĠEND"]),
+    ],
+    ids=["metaspace", "metaspace in two", "llama", "wordpiece", "bytes"],
+)
+def test_a_stop_with_a_leading_blank_is_found_with_every_decoder(make, the, end):
+    tokenizer = make()
+    the, end = (tokenizer.convert_tokens_to_ids(tokens) for tokens in (the, end))
+    stops = StopStrings([" END"], tokenizer)
+    assert tokenizer.decode([*the, *end]) == "the END"
+    assert stops.found(end, before=the)  # the response begins with it
+    assert stops.found([*the, *end]) and stops.found([*the * 20, *end], before=the)
+    assert not stops.found(the * 3, before=end)  # it stands in the prompt
+    watch = stops.watch([[], []], [the, the])
+    assert watch(torch.tensor([0, 1]), torch.tensor([end[0], the[0]])).tolist() == [
+        len(end) == 1,
+        False,
+    ]
+    query, response = pad([the, the], 0), pad([end, [the[0]] * len(end)], 0)
+    assert stops.ended(Rollout(*query, *response), []).tolist() == [True, False]
+
+
+def test_a_stop_without_a_blank_is_not_found_across_the_prompt():
+    tokenizer = byte_level()
+    one, two = (tokenizer(text)["input_ids"] for text in ("th", "e END"))
+    assert not StopStrings(["the"], tokenizer).found(two, before=one)
+
+
+def test_a_character_that_is_divided_between_prompt_and_response_is_no_error():
+    tokenizer = byte_level()
+    ids = tokenizer("é END", add_special_tokens=False)["input_ids"]
+    assert StopStrings([" END"], tokenizer).found(ids[1:], before=ids[:1])
+
+
+class Forgets(transformers.LlamaForCausalLM):
+    "With a cache its logits are others than without: what it writes is not what it would read."
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        if kwargs.get("past_key_values") is not None or kwargs.get("cache") is not None:
+            output.logits = 0.5 * output.logits
+        return output
+
+
+def forgetful():
+    torch.manual_seed(0)
+    model = Forgets(CONFIGS["llama"]()).eval()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.35)
+    return model
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_model_whose_sampler_and_forward_disagree_is_not_evaluated(greedy):
+    settings = RLHFConfig(batch_size=4, max_new_tokens=8, device="cpu", eval_every=1)
+    t = RLHFTrainer(forgetful(), config=settings, tokenizer=TOKENIZER)
+    with pytest.raises(ValueError, match="sampler and the training forward disagree"):
+        t.evaluate(PROMPTS, lambda texts: [0.0] * len(texts), greedy=greedy)
+    with pytest.raises(ValueError, match="forward of Forgets disagree"):
+        generate(forgetful(), TOKENIZER, PROMPTS, 8, greedy=greedy)
+    generate(tiny(), TOKENIZER, PROMPTS, 8, greedy=greedy)
+
+
+def ratios(off, n=200, deviation=0.6):
+    "Log-probabilities of n tokens, of which some are off by a ratio of 1 + deviation."
+    old = torch.full((1, n), -1.0)
+    new = old.clone()
+    new[0, :off] += torch.tensor(1 + deviation).log()
+    return new, old, torch.ones(1, n, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    "eps, temperature, few, many",
+    [(1.2e-7, 1.0, 2, 3), (0.0078, 1.0, 60, 70), (0.0078, 0.5, 120, 140)],
+    ids=["float32", "bfloat16", "cold"],
+)
+def test_a_few_tokens_are_a_warning_and_more_are_an_error_that_names_the_cure(
+    eps, temperature, few, many
+):
+    "A ratio of 1.6 is .47 nats: .15 of them on average are 64 of 200 tokens."
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_ratio(eps, *ratios(0), "here")
+    with pytest.warns(RatioOutliers, match="importance_cap=2"):
+        largest = check_ratio(eps, *ratios(few), "here", temperature)
+    assert largest.item() == pytest.approx(0.6, rel=1e-4)
+    with pytest.raises(ValueError, match="(?s)here: at token 0 of response 0.*set importance_cap"):
+        check_ratio(eps, *ratios(many), "here", temperature)
+    new, old, mask = ratios(0)
+    new[0, 7] = torch.nan
+    with pytest.raises(ValueError, match="here"):
+        check_ratio(eps, new, old, mask, "here")
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 0.01])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "autocast"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_sound_model_is_refused_for_its_rounding(name, dtype, temperature):
+    autocast = "bfloat16" if dtype == "autocast" else None
+    settings = RLHFConfig.preset(
+        "grpo",
+        batch_size=16,
+        group_size=4,
+        max_new_tokens=16,
+        device="cpu",
+        temperature=temperature,
+        autocast=autocast,
+    )
+    model = tiny(name).to(torch.float32 if autocast else dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        t = RLHFTrainer(model, config=settings, tokenizer=TOKENIZER)
+        t.annotate(t.rollout(PROMPTS[:4]))
+        with pytest.raises(ValueError, match="disagree"):
+            wrong = t.rollout(PROMPTS[:4])
+            for p in model.parameters():  # another model by now
+                p.data = p.data.flip(0)
+            t.annotate(wrong)

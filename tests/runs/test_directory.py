@@ -177,7 +177,7 @@ def test_samples_are_the_same_prompts_before_and_after_and_no_reward_is_asked(tm
         return right(completions, answer)
 
     start, made = trainer(2, lr=0.5), trainer(2, lr=0.5)
-    train_in(made, tmp_path / "run", ROWS, counted, progress=False)
+    train_in(made, tmp_path / "run", ROWS, counted, progress=False, trial=False)
     assert asked == [8, 8]  # two iterations
     header, _, *rows = samples(tmp_path / "run")
     assert header == ["prompt", "before", "after"] and [r[0] for r in rows] == ["a b", "d", "f a"]
@@ -353,7 +353,7 @@ def test_a_reward_that_fails_leaves_a_run_that_can_go_on(tmp_path):
         return [len(t) for t in texts]
 
     with pytest.raises(ValueError, match="iteration 2: .*the judge is down.*'a"):
-        train_in(trainer(3), tmp_path / "run", ["a", "b c"], fails, progress=False)
+        train_in(trainer(3), tmp_path / "run", ["a", "b c"], fails, progress=False, trial=False)
     assert len(log(tmp_path / "run")) == 2
     assert (
         train_in(
@@ -481,7 +481,7 @@ def test_cleaning_up_does_not_hide_the_users_error(tmp_path, monkeypatch, place)
         return broken(completions, answer)
 
     with pytest.raises(RewardError, match="the user's own"):
-        train_in(trainer(), place, ROWS, reward, progress=False)
+        train_in(trainer(), place, ROWS, reward, progress=False, trial=False)
     assert (tmp_path / "mine").is_dir() and not list((tmp_path / "mine").iterdir())
     assert (tmp_path / "link").is_symlink()
 

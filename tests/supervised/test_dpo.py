@@ -293,3 +293,19 @@ def test_a_pair_that_cannot_be_rendered_is_refused_by_its_number():
     unlike = {"prompt": [{"role": "user", "content": "the|film"}], "chosen": "a", "rejected": "b"}
     with pytest.raises(ValueError, match="pair 1, chosen: .*leaves out what turn 0"):
         pair_rows([pair, unlike], tokenizer)
+
+
+def test_layers_that_transformers_was_asked_to_recompute_are_recomputed():
+    passes = []
+    model = tiny("llama")
+    reference = create_reference_model(model)
+    for layer in model.model.layers:
+        layer.input_layernorm.register_forward_hook(
+            lambda *_: passes.append(1) if torch.is_grad_enabled() else None
+        )
+    options = dict(steps=1, lr=1e-3, batch_size=2, ref_model=reference, progress=False)
+    train_dpo(model, TOKENIZER, PAIRS[:2], **options)
+    plain = len(passes)
+    model.activation_checkpointing_enable()
+    train_dpo(model, TOKENIZER, PAIRS[:2], **options)
+    assert len(passes) - plain == 2 * plain == 2 * len(model.model.layers)

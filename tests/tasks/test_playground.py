@@ -85,7 +85,7 @@ def test_the_start_is_written_and_read_to_the_bit(tmp_path, start):
 
 def test_sft_and_reward_model_learn():
     policy, reward = (
-        playground.train_policy(reviews=300, steps=40),
+        playground.train_language_model(reviews=300, steps=40),
         playground.train_reward(pairs=1500),
     )
     ids = playground.encode(write_reviews(200, 9))

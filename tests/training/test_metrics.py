@@ -33,7 +33,7 @@ from small_trainer import (
 
 import instruct_goose.training.metrics as module
 from instruct_goose.config import RLHFConfig
-from instruct_goose.core.checks import LostSteps
+from instruct_goose.core.tensor_checks import LostSteps
 from instruct_goose.models.agent import create_reference_model
 from instruct_goose.models.sharding import full_gradients
 from instruct_goose.models.tokens import pad

@@ -85,7 +85,7 @@ def log_ratios(experience, row, logprobs):
 
 SETTINGS = [
     {},
-    {"advantage": "group_mean_std", "group_size": 4, "beta": 0.0},
+    {"advantage": "group_mean_std", "group_size": 4, "beta": 0.0, "max_kl_to_reference": 99.0},
     {"surrogate": "weight"},
     {"ratio_level": "sequence"},
     {"dual_clip": 1.5},

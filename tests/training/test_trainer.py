@@ -757,3 +757,55 @@ def test_compute_loss_refuses_a_baseline_that_is_not_finite(unchecked):
     baseline = BASELINE / torch.tensor([0.0, 1, 1, 1])
     with unchecked(), pytest.raises(FloatingPointError, match="baseline is inf at response 0"):
         t.compute_loss(**GOOD, baseline=baseline)
+
+
+def test_layers_that_transformers_was_asked_to_recompute_are_recomputed():
+    passes = []
+    model = tiny("llama")
+    for layer in model.model.layers:
+        layer.input_layernorm.register_forward_hook(
+            lambda *_: passes.append(1) if torch.is_grad_enabled() else None
+        )
+    t = RLHFTrainer(model, config=config("grpo", minibatches=1, epochs=1), tokenizer=TOKENIZER)
+    t.train(PROMPTS, reward, steps=1, progress=False)
+    plain = len(passes)
+    model.activation_checkpointing_enable()
+    t.train(PROMPTS, reward, steps=1, progress=False)
+    assert len(passes) - plain == 2 * plain == 2 * len(model.model.layers)
+
+
+def passes_of(model):
+    "A list that grows with each forward pass of a model."
+    passes = []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    return passes
+
+
+@pytest.mark.parametrize("preset", ["dr_grpo", "dapo", "gspo", "cispo"])
+def test_with_beta_0_no_reference_is_kept_or_run(preset):
+    t = RLHFTrainer(tiny(), config=config(preset, group_size=4), tokenizer=TOKENIZER)
+    assert t.ref_model is None
+    (log,) = t.train(PROMPTS, reward, steps=1, progress=False)
+    assert log["kl_to_reference"] is None and log["reference_weight"] is None
+    with pytest.raises(ValueError, match="there is no reference: beta is 0"):
+        t.require_reference()
+    t.beta = 0.1
+    with pytest.raises(ValueError, match=r"beta is 0\.1, and there is no reference"):
+        t.step(PROMPTS[:2], reward)
+
+
+@pytest.mark.parametrize("changes", [{"max_kl_to_reference": 9.0}, {"ref_every": 2}, {"beta": 0.1}])
+def test_a_setting_that_needs_a_reference_keeps_one(changes):
+    t = RLHFTrainer(tiny(), config=config("dr_grpo", **changes), tokenizer=TOKENIZER)
+    passes = passes_of(t.require_reference().base_model)
+    (log,) = t.train(PROMPTS, reward, steps=1, progress=False)
+    assert passes and log["kl_to_reference"] is not None
+
+
+def test_a_reference_that_is_given_is_kept_and_changes_no_weight():
+    without = RLHFTrainer(tiny(), config=config("dr_grpo"), tokenizer=TOKENIZER)
+    given = RLHFTrainer(tiny(), tiny(seed=1), config("dr_grpo"), tokenizer=TOKENIZER)
+    logs = [t.train(PROMPTS, reward, steps=2, progress=False) for t in (without, given)]
+    assert logs[1][0]["kl_to_reference"] > 0
+    assert same(weights(without), weights(given))
+    assert [log["grad_norm"] for log in logs[0]] == [log["grad_norm"] for log in logs[1]]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from instruct_goose.core.checks import DeferredChecks, deferred_checks, refuse_if
+from instruct_goose.core.tensor_checks import DeferredChecks, deferred_checks, refuse_if
 
 
 class OnGPU(torch.Tensor):
