@@ -70,14 +70,9 @@ def fitting_pairs(
         limit = min(limit, context)
     data = PairDataset(pairs, reward_model.tokenizer, limit, long_rows)
     vocabulary = vocabulary_size(reward_model.model)
-    for side in ("chosen", "rejected"):
-        name = "the {} text of pair {}".format
-        require_readable(
-            [row[side] for row in data.rows],
-            vocabulary,
-            reward_model.tokenizer,
-            lambda i, side=side: name(side, data.numbers[i]),
-        )
+    for number, row in zip(data.numbers, data.rows, strict=True):
+        name = f"pair {number}, {{}}".format
+        require_readable(list(row.values()), vocabulary, reward_model.tokenizer, name)
     return data
 
 
