@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['Columns', 'CHANGES_MEANING', 'TEMPLATE_COLUMNS', 'SAMPLE', 'C', 'INTEGER', 'DECIMAL', 'PASSING', 'own_tokenizer',
            'UnusedColumns', 'warn_of_unused', 'own_rows', 'renamed', 'source_name', 'named_columns', 'unused_columns',
-           'refuse_lost_meaning', 'source_of', 'read_demos', 'read_preferences', 'check_fit', 'arguments_in',
-           'with_arguments', 'arguments_as_columns', 'label_of', 'used_by_demo', 'demo_of', 'naming_row',
-           'read_prompts', 'load_reward', 'named_object', 'load_module', 'PlugIns', 'load_plugins', 'try_reward',
-           'right_answer', 'OwnRun', 'settings_in', 'parse_settings', 'by_name', 'as_setting', 'as_value', 'as_item',
-           'meanings_of', 'as_yaml', 'own_model', 'memory_parts', 'readable', 'at_most', 'memory_table']
+           'refuse_lost_meaning', 'source_of', 'read_demos', 'read_preferences', 'check_fit', 'with_arguments',
+           'arguments_as_columns', 'label_of', 'used_by_demo', 'demo_of', 'naming_row', 'read_prompts', 'load_reward',
+           'named_object', 'load_module', 'PlugIns', 'load_plugins', 'try_reward', 'right_answer', 'OwnRun',
+           'settings_in', 'parse_settings', 'by_name', 'as_setting', 'as_value', 'as_item', 'meanings_of', 'as_yaml',
+           'own_model', 'memory_parts', 'readable', 'at_most', 'memory_table']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
 import importlib
@@ -40,6 +40,7 @@ from instruct_goose.core.checks import (
     value_error,
     Count,
     hints_for,
+    json_object,
     OneOf,
     Seed,
     Settings,
@@ -320,15 +321,6 @@ def check_fit(
     if fit_row(row, policy.limit, "cut") is None:
         raise BadRow("tie", where, f"it has {length}: both answers are the same where it is cut")
     report.cut += 1
-
-
-def arguments_in(text: str | None) -> dict[str, Any] | None:  # None: it is no object
-    "Read arguments of a chat template that are written in JSON; none: {}."
-    try:
-        arguments = json.loads(text or "{}")
-    except ValueError:
-        return None
-    return arguments if isinstance(arguments, dict) else None
 
 
 def with_arguments(row: Any, arguments: Mapping[str, Any]) -> Any:
@@ -696,7 +688,7 @@ class OwnRun(Settings):
         yield from saving_conflicts(self)
         if (self.data is None) == (self.dataset is None):
             yield "data", "a file of rows, where dataset is not given: one of the two"
-        if arguments_in(self.template_kwargs) is None:
+        if json_object(self.template_kwargs) is None:
             yield "template_kwargs", 'an object in JSON, such as {"enable_thinking": false}'
         if self.four_bits and self.lora_rank is None:
             yield "four_bits", "False without lora_rank: weights in 4 bits do not learn"

@@ -25,7 +25,14 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import RLHFConfig
-from ..core.checks import Count, Limit, LongRows, NotNegative, Positive
+from instruct_goose.core.checks import (
+    Count,
+    json_object,
+    Limit,
+    LongRows,
+    NotNegative,
+    Positive,
+)
 from instruct_goose.core.files import (
     append_jsonl,
     json_line,
@@ -51,7 +58,6 @@ from ..models.rendering import Renderer, template_columns
 from ..models.reward_model import RewardModel
 from ..models.tokens import token_limit
 from instruct_goose.recipes.inputs import (
-    arguments_in,
     as_yaml,
     load_reward,
     memory_parts,
@@ -173,7 +179,7 @@ def inspect_inputs(
     if rewards is None:
         rewards = [load_reward(name) for name in config.reward]
     asked = asked_names(rewards)
-    arguments = arguments_in(config.template_kwargs)
+    arguments = json_object(config.template_kwargs)
     limit = token_limit(tokenizer, room_for_prompts(context, config.max_new_tokens))
     policy = RowPolicy(config.bad_rows, config.long_rows, limit, vocabulary)
     demo_policy = replace(policy, limit=context)
@@ -680,7 +686,7 @@ def read_answers(
 
     Raises as `read_demos`.
     """
-    arguments = arguments_in(config.template_kwargs)
+    arguments = json_object(config.template_kwargs)
     columns = answer_columns(config)
     return read_demos(rows.source, tokenizer, columns, False, arguments, rows.policy, rows.report)
 
@@ -692,7 +698,7 @@ def read_labelled_answers(
 
     Raises as `read_demos`.
     """
-    arguments = arguments_in(config.template_kwargs)
+    arguments = json_object(config.template_kwargs)
     columns = answer_columns(config)
     return read_demos(rows.source, tokenizer, columns, True, arguments, rows.policy, rows.report)
 
@@ -704,7 +710,7 @@ def read_pairs(
 
     Raises as `read_preferences`.
     """
-    arguments = arguments_in(config.template_kwargs)
+    arguments = json_object(config.template_kwargs)
     columns = {"prompt": config.prompt_column}
     source, policy, report = rows
     return read_preferences(source, tokenizer, columns, False, arguments, policy, report)
@@ -717,7 +723,7 @@ def read_pairs_with_margins(
 
     Raises as `read_preferences`.
     """
-    arguments = arguments_in(config.template_kwargs)
+    arguments = json_object(config.template_kwargs)
     columns = {"prompt": config.prompt_column}
     source, policy, report = rows
     return read_preferences(source, tokenizer, columns, True, arguments, policy, report)

@@ -183,7 +183,7 @@ def encode_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
                 "prompts are text, but the trainer has no tokenizer: "
                 "give it tokenizer=, or pass token ids"
             )
-        rendered = Renderer(tokens.tokenizer).prompts(
+        rendered = Renderer(tokens.tokenizer, tokens.template_kwargs).prompts(
             [rows[i] for i in places],
             [template_columns(data[i]) for i in places],
             lambda k: f"prompt {places[k]}",
@@ -233,7 +233,7 @@ def encode_prompts(
 
 
 def drop_long_prompts(prompts: Any, tokens: Tokens, limit: int | None, how: LongRows) -> Any:
-    """Leave out the prompts that config.long_rows drops; of a stream each as it comes.
+    """Leave out the prompts that config.long_rows drops.
 
     Of a stream, which cannot be looked at beforehand, each is dropped as it comes. With "cut" a
     list is warned of here, and cut when it is encoded. Raises ValueError if long prompts are to be

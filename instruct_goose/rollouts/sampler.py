@@ -11,7 +11,7 @@ __all__ = ['CONTEXT', 'RATIO_CAUSES', 'FLOAT_LIMIT', 'HALF_LIMIT', 'MOST_TOKENS_
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int

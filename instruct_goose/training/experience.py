@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields
 from typing import ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
+from jaxtyping import Bool, Float, Int
+from torch import nn, Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import precision, RLHFConfig
