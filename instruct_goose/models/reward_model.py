@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['pairwise_loss', 'PairwiseLoss', 'all_pairs_loss', 'last_token_logits', 'label_logits', 'tokenizer_fingerprint',
-           'check_tokenizer', 'RewardModel', 'score_in_batches', 'template_rows', 'rendered_chats', 'check_spread',
-           'log_odds', 'CutTexts', 'Classifier', 'find_label', 'longest_text']
+           'check_tokenizer', 'RewardModel', 'longest_text', 'score_in_batches', 'template_rows', 'rendered_chats',
+           'check_spread', 'log_odds', 'CutTexts', 'Classifier', 'find_label']
 
 # %% ../../nbs/learn/14_reward_model.ipynb #3ce27b11
 import copy
@@ -326,6 +326,20 @@ class RewardModel(nn.Module):
         model = load_model(path, "reward", dtype="auto", num_labels=1)
         return cls(model, load_tokenizer(path) if tokenizer is None else tokenizer)
 
+# %% ../../nbs/learn/14_reward_model.ipynb #7b1c36c8
+def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Find how many tokens a classifier reads: what its positions and its tokenizer allow.
+
+    RoBERTa and its relatives count positions from behind the padding token's, and have fewer than
+    their configuration says.
+    """
+    limit = context_length(model) or tokenizer.model_max_length
+    for name, part in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
+            skipped = 0 if part.padding_idx is None else part.padding_idx + 1
+            limit = min(limit, part.num_embeddings - skipped)
+    return min(limit, tokenizer.model_max_length)
+
 # %% ../../nbs/learn/14_reward_model.ipynb #c46c267f
 def score_in_batches(
     model: PreTrainedModel,
@@ -536,17 +550,3 @@ def find_label(model: PreTrainedModel, label: str | int | None) -> int:
         known = ", ".join(map(repr, names.values()))
         raise ValueError(f"label is {label!r}: pass one of the classifier's, {known}")
     return matching[0]
-
-# %% ../../nbs/learn/14_reward_model.ipynb #7b1c36c8
-def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Find how many tokens a classifier reads: what its positions and its tokenizer allow.
-
-    RoBERTa and its relatives count positions from behind the padding token's, and have fewer than
-    their configuration says.
-    """
-    limit = context_length(model) or tokenizer.model_max_length
-    for name, part in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
-            skipped = 0 if part.padding_idx is None else part.padding_idx + 1
-            limit = min(limit, part.num_embeddings - skipped)
-    return min(limit, tokenizer.model_max_length)
