@@ -487,8 +487,8 @@ class Classifier:
         """Score texts, without dropout or gradient.
 
         Conversations are read as its own chat template writes them, if it has one; what it reads
-        otherwise is the template's, or the text. Raises ValueError naming a text that is empty, and for a template without prompts and
-        completions.
+        otherwise is the template's, or the text. Raises ValueError naming a text that is empty,
+        and for a template without prompts and completions.
         """
         if self.template is not None:
             if prompts is None or completions is None:
