@@ -243,6 +243,17 @@ def inputs_table() -> str:
     )
 
 
+def models_table() -> str:
+    "Small models of many kinds through every stage, counted by what was asked for."
+    record_ = record("models")
+    faults = [fault["case"].split() for fault in record_["faults"]]
+    rows = []
+    for asked, tried in record_["by"].items():
+        lost = sum(asked in case for case in faults)
+        rows.append(f"| {asked} | {tried} | {lost} |")
+    return "| model, stage or option | tried | faults left |\n|---|---|---|\n" + "\n".join(rows)
+
+
 def portable_table(path: Path = ROOT / "evidence/portable.json") -> str:
     "On other arithmetic: what ran under each variant, where, and what fell."
     if not path.is_file():
@@ -344,6 +355,9 @@ def know_page() -> str:
         "The commands were given damaged files of five kinds. A fault is a traceback, a wrong exit status, a minute without an end, more than 100 kB of output, "
         "a changed input, or an output directory that cannot be used again:",
         inputs_table(),
+        f"{record('models')['tried']} small models went through the stages, each with some of the options below. A fault is an exception, or a difference from "
+        "what was asked for: the router's loss in the log, layer passes, the precision that is saved, or what the saved model says:",
+        models_table(),
         "## On other arithmetic",
         "All notebooks and all tests but those of the repository, as `make portable` runs them: with the instructions of older processors "
         "(`default`, `avx2`), with two threads, with initial weights times 1 + 10⁻⁶·noise (`jitter`), "

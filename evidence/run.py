@@ -613,6 +613,7 @@ RUNS = {  # what can be measured, and how long it takes
     "doctor_unseen": "twenty bugs written after the rules, and 200 random healthy runs; ten CPU-minutes",
     "fuzz": "broken input; five CPU-minutes",
     "inputs": "wrong input of five kinds; ten CPU-minutes",
+    "models": "sixty small models through every stage; a CPU-minute",
     "details": "the details of PPO switched off one by one; five CPU-minutes",
     "distillation": "a small student of the quickstart's policy; six CPU-minutes",
     "trackers": "TensorBoard, Weights & Biases and trackio in an environment of their own; downloads",
@@ -632,7 +633,7 @@ def measured(name: str, args: argparse.Namespace) -> dict:
         return globals()[name](args.processes)
     if name == "distillation":
         return importlib.import_module(name).record(three)
-    if name in ("doctor_unseen", "inputs"):
+    if name in ("doctor_unseen", "inputs", "models"):
         return importlib.import_module(name).record()
     if name == "details":
         return importlib.import_module(name).details()

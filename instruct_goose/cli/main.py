@@ -344,10 +344,10 @@ def values_of(name: str, argv: list[str]) -> list[str]:  # []: the flag is not t
 
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c3
 def flags(name: str, argv: list[str]) -> type:  # a dataclass for the parser
-    """Make the flags of a command, with the values of --algorithm and --config as defaults.
+    """Make the flags of a command, with the values of --algorithm and --config.
 
-    Plug-ins run first. Raises OSError or ValueError for a bad --config, for foreign flags, and
-    for a resumed run without the plug-ins that it had.
+    They are its defaults. Plug-ins run first. Raises OSError or ValueError for a bad --config, for
+    foreign flags, and for a resumed run without the plug-ins that it had.
     """
     table = flag_table()
     command = table["commands"][name]
@@ -380,7 +380,10 @@ def flags(name: str, argv: list[str]) -> type:  # a dataclass for the parser
 def with_defaults(
     known: Mapping[str, Flag], defaults: Mapping[str, Any], command: Mapping[str, Any]
 ) -> dict[str, Flag]:
-    "Flags with the values of --config. Raises ValueError for what the command refuses."
+    """Give flags the values of --config as defaults.
+
+    Raises ValueError for what the command refuses.
+    """
     changed = {}
     for setting, default in defaults.items():
         if setting not in known:
@@ -432,9 +435,10 @@ def more_choices(name: str, known: Mapping[str, Flag]) -> dict[str, Flag]:
 def refuse_foreign(
     argv: list[str], command: Mapping[str, Any], foreign_names: Mapping[str, str]
 ) -> None:
-    """Refuse flags that the command cannot use; raises ValueError with what to do instead.
+    """Refuse flags that the command cannot use.
 
-    These are flags with another name here, settings that it refuses, and a list given twice.
+    These are flags with another name here, settings that it refuses, and a list given twice. Raises
+    ValueError with what to do instead.
     """
     names = []
     for word in argv:
@@ -458,7 +462,11 @@ def refuse_foreign(
 
 # %% ../../nbs/guides/command_line.ipynb #3c6bc9c5
 def run_plugins(argv: list[str]) -> None:
-    "Run the files of --plugin. Raises ValueError if a run goes on without those that it had."
+    """Run the files of --plugin.
+
+    Raises FileNotFoundError for one that is not there, and ValueError if a run goes on without
+    those that it had.
+    """
     plugins = values_of("--plugin", argv)
     for plugin in plugins:
         require_python_file(plugin, "--plugin")  # before torch is imported

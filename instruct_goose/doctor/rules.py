@@ -327,7 +327,7 @@ def sampler_mismatch(run: Run) -> str | None:
     """
     if run["importance_mean"]:  # a cap: rounding is known, and corrected for
         return above_at_start(run, "sampler_kl", 0.03)
-    if rounding_limit(run) > 0.1:  # half precision, where single tokens are off by any amount
+    if run["sampler_kl"] and rounding_limit(run) > 0.1:  # half precision: single tokens are off
         return above_limit(run, "sampler_kl", 0.1)
     return above_limit(run, "max_sampler_deviation", rounding_limit(run))
 

@@ -116,7 +116,10 @@ class RouterRecord:
             self.passes.append(of_tokens)
 
     def loss(self) -> Float[Tensor, ""]:
-        "Compute the auxiliary loss of all passes. Raises ValueError where no router spoke."
+        """Compute the auxiliary loss of all passes.
+
+        Raises ValueError where no router spoke.
+        """
         if not self.passes or self.top_k is None:
             raise ValueError(
                 "no forward pass returned the logits of a router: leave router_aux_loss_coef out"
@@ -138,7 +141,10 @@ def record_routers(module: nn.Module) -> Iterator[RouterRecord]:
 
 @contextmanager
 def continue_record(record: RouterRecord | None) -> Iterator[None]:
-    "Let passes inside the block belong to this record: a pass that is computed again asks alike."
+    """Let passes inside the block belong to this record.
+
+    A pass that is computed again asks alike.
+    """
     before = _RECORD.set(record)
     try:
         yield
@@ -152,7 +158,10 @@ def open_record() -> RouterRecord | None:
 
 
 def record_of(model: nn.Module) -> RouterRecord | None:
-    "Find the record that a pass of this model belongs to; None: nobody asks for its routers."
+    """Find the record that a pass of this model belongs to.
+
+    None: nobody asks for its routers.
+    """
     record = open_record()
     if record is None or model not in record.models or not torch.is_grad_enabled():
         return None

@@ -63,7 +63,8 @@ def configured_context(config: PretrainedConfig) -> int | None:
 
 def vocabulary_size(model: PreTrainedModel) -> int:
     "Count the rows of the embedding: every token id lies below."
-    return len(model.get_input_embeddings().get_parameter("weight"))
+    embedding: Any = model.get_input_embeddings()  # perhaps with token rows of adapters
+    return len(embedding.weight)
 
 # %% ../../nbs/reference/models/families.ipynb #466624c2
 _IS_EVAL: ContextVar[bool] = ContextVar("_IS_EVAL", default=False)  # inside `eval_mode`?
@@ -168,7 +169,10 @@ def forward_options(model: nn.Module, mask: Shaped[Tensor, "batch time"]) -> dic
 
 
 def plain_options(model: nn.Module) -> dict[str, Any]:
-    "Ask for outputs by name, and for no router's logits, where the configuration says otherwise."
+    """Ask for outputs by name, and for no router's logits.
+
+    Only where the configuration says otherwise.
+    """
     config: Any = getattr(model, "config", None)
     options: dict[str, Any] = {}
     if not getattr(config, "return_dict", True):
@@ -182,7 +186,7 @@ def main_output(
     model: nn.Module,
     output: object,  # of its forward pass
 ) -> Tensor:
-    """Take the logits of a model with a head, or the last hidden states of one without.
+    """Take the logits of a model with a head, or the last hidden states without one.
 
     They are taken by name: what stands first may be an auxiliary loss, or the router's logits.
     Raises TypeError for an output with neither.

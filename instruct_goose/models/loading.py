@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['SMOLLM', 'Kind', 'LAYER_COUNTS', 'SMOLLM_PACKAGES', 'CHAT_TEMPLATE', 'WEIGHTS', 'find_model', 'holds_adapters',
            'check_files', 'read_config', 'load_model', 'load_tokenizer', 'load_generation_config', 'load_config',
-           'configured_vocabulary', 'load_part', 'first_line_of', 'check_loaded_weights', 'load_adapters',
-           'fit_embedding', 'base_model_of', 'save_merged', 'save_atomically', 'load_smollm', 'require_smollm',
-           'tiny_smollm', 'as_stored', 'save_weights', 'SavesPretrained', 'save_model', 'align_ends']
+           'configured_vocabulary', 'load_part', 'first_line_of', 'check_loaded_weights', 'without_tied',
+           'restore_head_bias', 'load_adapters', 'fit_embedding', 'base_model_of', 'save_merged', 'save_atomically',
+           'load_smollm', 'require_smollm', 'tiny_smollm', 'as_stored', 'save_weights', 'SavesPretrained', 'save_model',
+           'align_ends']
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0003
 import json
@@ -20,6 +21,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from safetensors import safe_open
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -100,12 +102,14 @@ def check_files(directory: Path) -> None:
     """Compare the headers of a model's files with its configuration.
 
     No weight is read. Raises ValueError for a file that was cut, for weights in integers without a
-    quantisation, and for more layers than the files have tensors: transformers would build the
-    layers first.
+    quantisation, and for more layers than the files have tensors, or adapters of another rank than
+    theirs: transformers would build them first.
     """
     name = "adapter_config.json" if holds_adapters(directory) else "config.json"
     config = read_config(directory / name)
     dtypes = _stored_dtypes(directory)
+    if holds_adapters(directory):
+        _check_rank(directory, config)
     counts = [config.get(name) for name in LAYER_COUNTS]
     layers = max((n for n in counts if isinstance(n, int)), default=0)
     if dtypes and layers > len(dtypes):
@@ -145,6 +149,25 @@ def read_config(file: Path) -> dict[str, Any]:
     except (ValueError, TypeError, OSError, RecursionError) as e:
         raise ValueError(f"{file} cannot be read: {first_line_of(e)}") from e
 
+
+def _check_rank(directory: Path, config: dict[str, Any]) -> None:
+    "Raises ValueError for a rank that is no number, or above that of the stored matrices A."
+    ranks = [config.get("r", 1), *(config.get("rank_pattern") or {}).values()]
+    stored = []
+    for file in directory.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():
+                if ".lora_A." in name:
+                    stored.append(tensors.get_slice(name).get_shape()[0])
+    for rank in ranks:
+        is_number = isinstance(rank, int) and not isinstance(rank, bool) and rank >= 1
+        if not is_number or (stored and rank > max(stored)):
+            raise ValueError(
+                f"{directory / 'adapter_config.json'}: the rank is {rank!r}, and the files hold "
+                f"matrices A of {max(stored, default=0)} rows at most. Take the file that was "
+                "saved with them"
+            )
+
 # %% ../../nbs/reference/models/loading.ipynb #10ad000a
 def load_model(
     source: str | Path,  # as for `find_model`: a whole model, or adapters
@@ -166,12 +189,16 @@ def load_model(
             base = base or base_model_of(directory)
             base = load_model(base, kind, dtype, strict=strict, **options)
         model = merge_in_place(load_adapters(directory, base))
+        if not getattr(model, "is_quantized", False):
+            model.requires_grad_(True)  # what was frozen beside adapters learns on
         model.name_or_path = directory
     elif directory == SMOLLM:
         model = load_smollm()[0]
     else:
         options = {"dtype": dtype or "auto", "output_loading_info": True, **options}
         model, report = load_part(directory, kind, options)
+        if kind == "policy":
+            restore_head_bias(directory, model, report)
         check_loaded_weights(directory, model, report, strict, kind)
     if kind != "reward":
         check_causal(model)
@@ -194,7 +221,14 @@ def load_tokenizer(
     directory = str(source)
     if not (Path(directory) / "tokenizer_config.json").is_file():
         directory = find_model(source)
-    return load_part(directory, "tokenizer", options)
+    tokenizer = load_part(directory, "tokenizer", options)
+    limit = tokenizer.model_max_length
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 1:
+        raise ValueError(
+            f"{directory}: model_max_length is {limit!r} in tokenizer_config.json: it is the most "
+            "tokens of a text, at least 1. Take it out, or write the model's context"
+        )
+    return tokenizer
 
 
 def load_generation_config(
@@ -302,7 +336,7 @@ def check_loaded_weights(
             not_finite.append(name)
     faults = {"not finite": not_finite}
     if strict:
-        faults["missing"] = report["missing_keys"]
+        faults["missing"] = without_tied(model, report["missing_keys"])
         faults["unknown"] = report["unexpected_keys"] if kind != "trunk" else []
     for fault, names in faults.items():
         if names:
@@ -311,6 +345,40 @@ def check_loaded_weights(
                 f"{min(names)} first. Is the copy whole, and the model of this kind? "
                 "strict=False leaves out what is missing or unknown"
             )
+
+
+def without_tied(model: PreTrainedModel, missing: Iterable[str]) -> list[str]:
+    "Leave out missing names of tensors that were loaded under another name: a tied head's."
+    names = set(missing)
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    loaded = {id(x) for name, x in tensors.items() if name not in names}
+    return [name for name in names if name not in tensors or id(tensors[name]) not in loaded]
+
+
+def restore_head_bias(directory: str, model: PreTrainedModel, report: dict[str, Any]) -> None:
+    """Give a head the bias that stands in the files, where the family's head has none.
+
+    `report`, transformers' loading info, then no longer calls it unexpected.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or head.bias is not None or not Path(directory).is_dir():
+        return
+    for name, part in model.named_modules():
+        key = f"{name}.bias"
+        if part is head and key in report["unexpected_keys"]:
+            bias = _stored_tensor(Path(directory), key)
+            if bias is not None and bias.shape == (head.out_features,):
+                head.bias = nn.Parameter(bias.to(head.weight))
+                report["unexpected_keys"] = {*report["unexpected_keys"]} - {key}
+
+
+def _stored_tensor(directory: Path, name: str) -> torch.Tensor | None:
+    "Read one tensor of a model's safetensors files; None where it is in none of them."
+    for file in directory.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            if name in tensors.keys():
+                return tensors.get_tensor(name)
+    return None
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad000f
 def load_adapters(
@@ -509,12 +577,10 @@ def as_stored(model: PreTrainedModel) -> Iterator[None]:
     in it again, at half the size; each weight is rounded once. Weights beside adapters stay.
     """
     stored = getattr(model.config, "dtype", None)
-    is_narrower = (
-        isinstance(stored, torch.dtype)
-        and stored.is_floating_point
-        and stored.itemsize < model.dtype.itemsize
-    )
-    if not is_narrower or has_adapters(model):
+    if not isinstance(stored, torch.dtype) or not stored.is_floating_point:
+        yield
+        return
+    if model.dtype.itemsize <= stored.itemsize or has_adapters(model):
         yield
         return
     wide = [(p, p.data) for p in model.parameters() if p.dtype == model.dtype]

@@ -219,10 +219,10 @@ def unsharded_copy(
 
 # %% ../../nbs/guides/fsdp.ipynb #c903ad8e
 def load_weights(agent: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Write weights into an agent, in place, as `load_module_state` does, sharded or not.
+    """Write weights into an agent, in place, sharded or not.
 
-    Under FSDP every process has to call it. Raises ValueError, with nothing written, for another
-    model's tensors.
+    As `load_module_state` does. Under FSDP every process has to call it. Raises ValueError, with
+    nothing written, for another model's tensors.
     """
     load_module_state(agent, tensors)
     shards = shards_of(agent)

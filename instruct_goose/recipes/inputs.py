@@ -656,6 +656,7 @@ class OwnRun(Settings):
     threads: Threads | None = None  # torch threads; none: as many as torch takes
     seed: Seed = 0  # of everything
     lora_rank: Count | None = None  # train adapters of this rank alone; none: all weights
+    lora_experts: bool = False  # adapters on the experts of a mixture, too; needs lora_rank
     four_bits: bool = False  # QLoRA: the frozen weights in 4 bits; needs lora_rank, bitsandbytes
     dry_run: bool = False  # say what would be done, and do nothing
     progress: bool = True  # progress bars
@@ -690,6 +691,8 @@ class OwnRun(Settings):
             yield "data", "a file of rows, where dataset is not given: one of the two"
         if json_object(self.template_kwargs) is None:
             yield "template_kwargs", 'an object in JSON, such as {"enable_thinking": false}'
+        if self.lora_experts and self.lora_rank is None:
+            yield "lora_experts", "False without lora_rank: there are no adapters"
         if self.four_bits and self.lora_rank is None:
             yield "four_bits", "False without lora_rank: weights in 4 bits do not learn"
 
@@ -838,7 +841,8 @@ def own_model(place: str, config: OwnRun) -> Any:
     if config.lora_rank is None:
         return load_model(place)
     options: dict[str, Any] = four_bits() if config.four_bits else {"dtype": "auto"}
-    return with_lora(load_model(place, **options), config.lora_rank)
+    model = load_model(place, **options)
+    return with_lora(model, config.lora_rank, experts=config.lora_experts)
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #5cb4f934
 def memory_parts(

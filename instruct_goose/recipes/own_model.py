@@ -445,6 +445,8 @@ class Supervised(OwnRun):
     lr: Positive = 1e-5  # learning rate; a model of under a million weights wants about 1e-3
     held_out: Annotated[float, Limit(0, 0.9)] = 0.1  # share of rows to judge by, without eval_data
     long_rows: LongRows = "refuse"  # rows beyond the context: an error, cut, or left out
+    router_aux_loss_coef: NotNegative | None = None
+    "weight of the load-balancing loss of a mixture of experts; None: as the model's configuration"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
 
 
@@ -459,6 +461,7 @@ class RewardModelConfig(Supervised):
 
     NOT_TAKEN: ClassVar = {
         "lora_rank": "a reward model learns with all its weights",
+        "lora_experts": "a reward model learns with all its weights",
         "four_bits": "a reward model learns with all its weights",
         "answer_column": ANSWERS_OF_PAIRS,
     }
@@ -637,6 +640,7 @@ def fit_options(
         "desc": name,
         "long_rows": config.long_rows,
         "progress": config.progress,
+        "router_aux_loss_coef": config.router_aux_loss_coef,
         "stage": stage,
         "callback": lambda step, log: append_jsonl(log_file, log),
     }

@@ -39,7 +39,7 @@ class Episode:
 
     @property
     def before_turn(self) -> list[int]:
-        "What the policy's turn stands behind: the prompt, and the response up to the last reply."
+        "What the policy's turn stands behind: the prompt, and all up to the last reply."
         both = self.query + self.ids
         return both[: len(both) - len(self.turn)]
 

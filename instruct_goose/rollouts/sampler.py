@@ -63,7 +63,7 @@ class StopStrings:
         tokens: Sequence[int],
         before: Sequence[int] = (),  # the end of what the response answers
     ) -> bool:
-        """Say whether a response, given from its beginning on, has come to one of the texts.
+        """Has a response, given from its beginning on, come to one of the texts?
 
         Only so many of the last tokens are decoded as the longest text can take. They are decoded
         behind the tokens before them: a decoder leaves out the blank in front of the first word.

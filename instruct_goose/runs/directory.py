@@ -511,9 +511,9 @@ def print_worst_finding(out: Path, settings: Mapping) -> None:
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c68
 def input_digests(config: object) -> dict[str, str]:  # SHA-256 by name
-    """Fingerprint the plug-ins, and the files and modules of rewards and of a trainer, of a run.
+    """Fingerprint the plug-ins, and the files of rewards and of a trainer, of a run.
 
-    SHA-256 by the name that the command was given.
+    SHA-256 by the name that the command was given; of a module that of its file.
     """
     places = {name: Path(name) for name in getattr(config, "plugin", ())}
     trainer = getattr(config, "trainer", None)

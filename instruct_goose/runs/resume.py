@@ -354,7 +354,7 @@ class Stage:
             yield
 
     def mark_reached(self, done: int, total: int, state: Callable[[], State]) -> None:
-        """Note where the stage stands; `state` can be asked for until the next step begins.
+        """Note where the stage stands; `state` can be asked for until the next step.
 
         So no step has to be copied that is not saved. Several processes have to copy: one that
         breaks off cannot ask the others for their shards.

@@ -192,8 +192,9 @@ def annotate_rows(
 ) -> Annotations:
     """Annotate a few rows by one pass through each model.
 
-    Without a reference the policy's hidden states are compared with themselves: the numbers are
-    those that any reference would leave, to the bit.
+    Tables of log-probabilities are never whole where both heads are plain matrices. Without a
+    reference the policy's states are compared with themselves: the numbers are those that any
+    reference would leave, to the bit.
     """
     head = plain_head(agent.model)
     ref_head = head if ref_model is None else plain_head(ref_model)
@@ -319,8 +320,8 @@ def kl_charge(
 ) -> Float[Tensor, "batch"]:
     """Compute β·Σₜ k(ℓₜ): what the KL penalty takes off a response's total reward.
 
-    It is 0 if the KL is charged in the loss. Raises ValueError for a β above 0 without a
-    reference.
+    It is 0 if the KL is charged in the loss. No gradient. Raises ValueError for a β above 0 without
+    a reference.
     """
     if config.kl_placement == "loss" or beta == 0:
         return torch.zeros(len(rollout), device=rollout.mask.device)

@@ -466,7 +466,7 @@ def step_metrics(
     traces: Sequence[MicroBatchTrace],  # of its micro-batches
     config: RLHFConfig,
 ) -> dict[str, Tensor]:
-    """Log one optimizer step: how far π had moved before it, and the parts of the loss.
+    """Log an optimizer step: how far π had moved before it, and parts of the loss.
 
     The parts of the micro-batches are added up.
     """
@@ -491,7 +491,7 @@ def check_first_step(
     ent_weight: float | None,  # c₂; None: the setting
     eps: float,  # ε of `rounding`
 ) -> dict[str, Tensor]:
-    """Check that π_θ is still π_old, and log how the gradients differ from the expected ones.
+    """Check that π_θ is still π_old, and compare gradients with the expected ones.
 
     Returns `max_ratio_deviation_first`, max |ratio − 1|, and the `gradient_slopes`. Raises
     ValueError where the ratio is not 1 within rounding.

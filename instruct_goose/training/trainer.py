@@ -255,11 +255,11 @@ class RLHFTrainer:
         )
 
     def optimize(self, experience: Experience) -> Metrics:
-        """Make the optimizer steps of an iteration: θ ← θ − η·∇L, epochs × minibatches times.
+        """Make the optimizer steps of an iteration: θ ← θ − η·∇L.
 
-        Returns the mean over the steps of what each logs, and how far the policy has moved.
-        Raises ValueError and FloatingPointError as `update`, and the latter for a weight that is
-        no longer finite.
+        There are epochs × minibatches of them. Returns the mean over the steps of what each logs,
+        and how far the policy has moved. Raises ValueError and FloatingPointError as `update`, and
+        the latter for a weight that is no longer finite.
         """
         experience.to_(self.device)
         self.kl_stop.observe(experience, self.iteration)
@@ -327,7 +327,7 @@ class RLHFTrainer:
 
     @contextmanager
     def phases(self) -> Iterator[Phases["RLHFTrainer"]]:
-        "The phases of an iteration: their times, checks and callbacks; errors name their cause."
+        "Time and check the phases of an iteration; errors inside name their cause."
         with (
             explain_nonfinite(self.agent, self.ref_model, self.iteration),
             deferred_checks() as checks,
@@ -446,7 +446,10 @@ class RLHFTrainer:
         update_log: Metrics,  # from `optimize`
         seconds: Mapping[str, float],  # of each phase
     ) -> Metrics:
-        "Log an iteration: its rollout, update, prompts, optimizer and times. Changes nothing."
+        """Log an iteration: rollout, update, prompts, optimizer and times.
+
+        Changes nothing.
+        """
         metrics: Metrics = {"iteration": self.iteration}
         metrics |= rollout_metrics(experience, self.config, self.eos_ids)
         metrics |= update_log
@@ -470,7 +473,7 @@ class RLHFTrainer:
         return entropy_log | reference_log
 
     def ask_callbacks(self, experience: Experience, metrics: Metrics) -> list[str]:
-        """Call `on_iteration` of all callbacks. Returns the reasons to stop that they give.
+        """Call `on_iteration` of all callbacks. Returns the reasons to stop they give.
 
         A callback of any process can end the run: the reasons are those of all processes.
         """

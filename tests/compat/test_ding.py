@@ -46,6 +46,12 @@ def calls(library, x):
         (6,): [None, x(6).abs(), tensor([1, 0, 1, 1, 0, 1]).bool()],
         (2, 3): [None, x(2, 3).abs(), tensor([[1, 0, 1], [1, 1, 0]]).bool()],
     }
+    yield from ppo_calls(call, x, action, weights)
+    yield from group_calls(library, call, x, action)
+
+
+def ppo_calls(call, x, action, weights):
+    "PPO's losses of choices and of numbers, together and apart."
     for k, (clip, value_clip, dual, kl) in enumerate(OPTIONS):
         more = {"kl_type": kl} if kl else {}
         for shape, kinds in weights.items():
@@ -99,6 +105,10 @@ def calls(library, x):
             dual,
             **more,
         )
+
+
+def group_calls(library, call, x, action):
+    "The losses of GRPO and RLOO, and what they need."
     for method, w, (clip, beta) in zip(
         METHODS, [None, x(6, 3).abs(), x(6, 3) < 0.5], [(0.2, 0.1), (0.5, 2.0), (0, 0)]
     ):

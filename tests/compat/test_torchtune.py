@@ -11,17 +11,26 @@ from torch import tensor
 
 from instruct_goose.compat import torchtune as ours
 
+MASK = tensor([[1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1]]).bool()
+
 
 def calls(library, x):
     "Of each function asymmetric arguments, what its callers pass (weights as a mask, one row of it for all, what broadcasts), and edges."
-    mask = tensor([[1, 1, 0, 1], [1, 0, 0, 0], [1, 1, 1, 1]]).bool()
-    lengths, padding = tensor([4, 1, 2]), tensor([[0, 0, 0, 0], [0, 1, 1, 1], [0, 0, 1, 1]]).bool()
 
     def call(name, *args, dials=(), **options):
         f = getattr(library, name)
         return name, f(*dials) if isinstance(f, type) else f, args, options
 
-    for m in (None, mask, mask.long(), mask * x(3, 4).abs(), mask[0]):
+    yield from masked_calls(call, x)
+    yield from advantage_calls(call, x)
+    yield from reward_calls(call, x)
+    yield from sequence_calls(call, x)
+    yield from loss_calls(call, x)
+
+
+def masked_calls(call, x):
+    "Whitening, PPO's loss, means and variances, under each kind of mask."
+    for m in (None, MASK, MASK.long(), MASK * x(3, 4).abs(), MASK[0]):
         for shift in (True, False):
             yield call("whiten", x(3, 4), m, shift_mean=shift)
         for dials in ((), (0.3, 0.1, 1.0), (0, 0, 0), (2.0, math.inf, -1)):
@@ -38,20 +47,34 @@ def calls(library, x):
             yield call("masked_mean", x(3, 4), m, dim=dim if m.ndim > 1 else None)
         for unbiased in (True, False):
             yield call("masked_var", x(3, 4), m, unbiased)
+
+
+def advantage_calls(call, x):
+    "GAE with usual and odd discounts, masks and shapes."
     for gamma, lam in ((1.0, 0.95), (0.9, 0.5), (1, 0), (1.1, 1.2)):
-        for m in (None, mask, mask.long()):
+        for m in (None, MASK, MASK.long()):
             yield call("estimate_advantages", x(3, 4), x(3, 4), gamma, lam, m)
     for shape in ((1, 4), (3, 6)):
         yield call("estimate_advantages", x(3, 4), x(*shape), 0.9, 0.5)
     yield call("estimate_advantages", x(3, 4), tensor([[1, 0, -2, 3]] * 3), 0.9, 0.5)
+
+
+def reward_calls(call, x):
+    "Rewards with a KL penalty, and who is penalised for no end."
     for beta in (0.3, 0, -1.0):
         for at in (None, tensor([0, 3, 2])):
             yield call("get_rewards_ppo", x(3), x(3, 4), x(3, 4), beta, at)
     yield call("get_rewards_ppo", x(), x(3, 4), x(1, 4), 0.3)
     yield call("get_rewards_ppo", x(2), x(3, 4), x(3, 4), 0.3, tensor([1, 2]))
+    lengths = tensor([4, 1, 2])
+    padding = tensor([[0, 0, 0, 0], [0, 1, 1, 1], [0, 0, 1, 1]]).bool()
     for pad in (padding, padding.long()):
         for no_eos, shortest in ((True, None), (False, None), (True, 2), (False, 4)):
             yield call("get_reward_penalty_mask", pad, lengths, no_eos, shortest)
+
+
+def sequence_calls(call, x):
+    "Cutting at stop tokens, and log-probabilities of sequences."
     for stop in ([2, 4], [7], []):
         for shape in ((3, 4), (2, 2, 3), (0, 4)):
             yield call(
@@ -71,19 +94,25 @@ def calls(library, x):
     for average in (True, False):
         yield call("get_batch_log_probs", x(3, 5, 4), labels, return_average_logprobs=average)
     yield call("get_batch_log_probs", x(3, 5, 4), labels.clamp(min=0), 3)
+
+
+def loss_calls(call, x):
+    "Losses of what broadcasts, of ties, of nothing, of e²⁰ and of holes; DPO and RSO."
     for shapes in (
         [(3, 4), (3, 4), (3, 1), (3, 1), (3, 4), ()],
         [(4,), (3, 4), (3, 4), (4,), (3, 4), (3, 4)],
         [()] * 6,
     ):
         yield call("PPOLoss", *(x(*shape) for shape in shapes))
-    same, zero, holes = x(3, 4), torch.zeros_like(x(3, 4)), torch.where(mask, x(3, 4), math.nan)
+    same = x(3, 4)
+    zero = torch.zeros_like(x(3, 4))
+    holes = torch.where(MASK, x(3, 4), math.nan)
     yield call("PPOLoss", same, same, x(3, 4), same, same, same)  # ratio 1, ties everywhere
     yield call(
-        "PPOLoss", *(x(3, 4) for _ in range(6)), padding_masks=mask & False
+        "PPOLoss", *(x(3, 4) for _ in range(6)), padding_masks=MASK & False
     )  # nothing to average
     yield call("PPOLoss", zero, zero + 20, x(3, 4), zero, zero, zero)  # ratio e²⁰
-    yield call("PPOLoss", x(3, 4), holes, *(x(3, 4) for _ in range(4)), padding_masks=mask)
+    yield call("PPOLoss", x(3, 4), holes, *(x(3, 4) for _ in range(4)), padding_masks=MASK)
     for dials in ((), (0.4, 0.2), (2, 0.7), (0, 0), (-0.5, 1)):
         yield call("DPOLoss", *(3 * x(3) for _ in range(4)), dials=dials)
     for gamma in (0.1, 1, 0, -2.0):

@@ -123,18 +123,33 @@ def _refuse(what: str, why: str):
     raise DeviceError(f"{why} ({what}) at {_line()}")
 
 
+def _check_indices(name: str, of: Tensor, indices: list[Tensor]) -> None:
+    "Indices are where the tensor is that they are taken from."
+    if any(place(i) == "cuda" for i in indices) and place(of) == "cpu":
+        _refuse(name, "indices on cuda:0 for a tensor on the CPU")
+    if any(place(i) == "cpu" for i in indices) and place(of) == "cuda":
+        _refuse(
+            name,
+            "indices on the CPU for a tensor on cuda:0: they would be copied there in silence",
+        )
+
+
+def _check_on_gpu(name: str, func, args, kwargs) -> None:
+    "A kernel of the GPU draws from its generator, and writes to its tensors."
+    if any(isinstance(x, torch.Generator) for x in tree_leaves((args, kwargs))):
+        _refuse(name, "Expected a 'cuda' device type for generator but found 'cpu'")
+    for spec, x in zip(func._schema.arguments, args):
+        is_written = spec.alias_info is not None and spec.alias_info.is_write
+        if is_written and isinstance(x, Tensor) and place(x) == "cpu":
+            _refuse(name, "a result on cuda:0 cannot be written to a tensor on the CPU")
+
+
 def _common_place(func, args, kwargs) -> str | None:
     "Where the kernel runs, or a DeviceError."
-    name, given = func.overloadpacket.__name__.removesuffix("_"), _tensors(args, kwargs)
+    name = func.overloadpacket.__name__.removesuffix("_")
+    given = _tensors(args, kwargs)
     if name in INDEXING:
-        of, indices = args[0], _tensors(args[1])
-        if any(place(i) == "cuda" for i in indices) and place(of) == "cpu":
-            _refuse(name, "indices on cuda:0 for a tensor on the CPU")
-        if any(place(i) == "cpu" for i in indices) and place(of) == "cuda":
-            _refuse(
-                name,
-                "indices on the CPU for a tensor on cuda:0: they would be copied there in silence",
-            )
+        _check_indices(name, args[0], _tensors(args[1]))
 
     def goes_along(x):
         return place(x) == "cpu" and x.ndim == 0 and name in ARITHMETIC
@@ -146,16 +161,7 @@ def _common_place(func, args, kwargs) -> str | None:
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
         )
     if "cuda" in places and name not in CROSSING:
-        if any(isinstance(x, torch.Generator) for x in tree_leaves((args, kwargs))):
-            _refuse(name, "Expected a 'cuda' device type for generator but found 'cpu'")
-        for spec, x in zip(func._schema.arguments, args):
-            if (
-                spec.alias_info is not None
-                and spec.alias_info.is_write
-                and isinstance(x, Tensor)
-                and place(x) == "cpu"
-            ):
-                _refuse(name, "a result on cuda:0 cannot be written to a tensor on the CPU")
+        _check_on_gpu(name, func, args, kwargs)
     if places:
         return places.pop() if len(places) == 1 else place(args[0])
     if given:

@@ -118,10 +118,13 @@ def config(name="ppo", **changes):
 
 
 def on_gpu(*things):
-    "All weights of modules, all tensors."
-    tensors = [
-        t for x in things for t in ([x] if torch.is_tensor(x) else [*x.parameters(), *x.buffers()])
-    ]
+    "All weights of modules, all tensors; None is nowhere."
+    tensors = []
+    for x in things:
+        if torch.is_tensor(x):
+            tensors.append(x)
+        elif x is not None:
+            tensors += [*x.parameters(), *x.buffers()]
     return bool(tensors) and {t.device.type for t in tensors} == {"cuda"}
 
 

@@ -5,6 +5,7 @@ import os
 import re
 
 import pytest
+import small_trainer
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -21,12 +22,15 @@ from instruct_goose.models.loading import (
     load_model,
     load_smollm,
     load_tokenizer,
+    read_config,
     require_smollm,
     save_merged,
+    save_model,
     tiny_smollm,
 )
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.tokens import word_tokenizer
+from instruct_goose.tasks.probes import tiny_world
 
 transformers.utils.logging.set_verbosity_error()
 IDS = torch.tensor([[1, 2, 3, 4]])
@@ -278,7 +282,10 @@ def test_a_reader_is_no_policy_and_a_policy_no_reward_model(tmp_path):
         (tensors(lambda w: w.pop(next(iter(w))), "adapter_model"), "missing"),
         (tensors(lambda w: next(iter(w.values())).fill_(torch.nan), "adapter_model"), "not finite"),
         (text("adapter_config.json", "{"), "cannot be read"),
-        (lambda p: settings(p / "adapter_config.json", r=5), "do not fit"),
+        (lambda p: settings(p / "adapter_config.json", r=5), "rank is 5, and the files hold"),
+        (lambda p: settings(p / "adapter_config.json", r=10**9), "rank is 1000000000"),
+        (lambda p: settings(p / "adapter_config.json", r="2"), "rank is '2'"),
+        (lambda p: settings(p / "adapter_config.json", r=0), "rank is 0"),
         (lambda p: (p / "adapter_model.safetensors").unlink(), "do not fit"),
     ],
 )
@@ -321,3 +328,63 @@ def test_a_kept_model_needs_no_package(tmp_path, monkeypatch):
     assert tokenizer.get_vocab() == made[
         1
     ].get_vocab() and model.get_input_embeddings().num_embeddings == len(tokenizer)
+
+
+@pytest.mark.parametrize("limit", [0, -1, "512", None, [8]])
+def test_a_tokenizer_whose_longest_text_is_no_length_is_refused(limit, tmp_path):
+    WORDS.save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps(settings | {"model_max_length": limit}))
+    if limit is None:  # transformers takes a very large one
+        assert load_tokenizer(tmp_path).model_max_length > 1
+        return
+    with pytest.raises(ValueError, match="(?s)model_max_length"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_head_with_a_bias_that_its_family_has_not_is_saved_and_loaded(tmp_path):
+    model, tokenizer = tiny_world()
+    assert model.lm_head.bias is not None
+    save_model(Agent(model), tokenizer, tmp_path / "policy")
+    for again in (
+        load_model(tmp_path / "policy"),
+        Agent.from_pretrained(tmp_path / "policy").model,
+    ):
+        assert torch.equal(again.lm_head.bias, model.lm_head.bias)
+        ids = torch.tensor([[0, 1]])
+        torch.testing.assert_close(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_was_stored_in_half_precision_learns_in_float32_and_is_stored_as_it_was(
+    dtype, tied, tmp_path
+):
+    config = small_trainer.CONFIGS["llama"]()
+    config.tie_word_embeddings = tied
+    stored = AutoModelForCausalLM.from_config(config).to(dtype)
+    stored.save_pretrained(tmp_path / "base")
+    model = load_model(tmp_path / "base")
+    with torch.no_grad():
+        model.model.norm.weight += 1e-4  # less than a step of half precision
+    agent = Agent(model, "copy")
+    reward_model = RewardModel.from_causal_lm(model, small_trainer.TOKENIZER)
+    save_model(agent, small_trainer.TOKENIZER, tmp_path / "policy")
+    reward_model.save_pretrained(tmp_path / "reward")
+    size = (tmp_path / "base/model.safetensors").stat().st_size
+    assert (tmp_path / "policy/model.safetensors").stat().st_size == size
+    for directory in ("policy", "policy/value_model", "reward"):
+        weights = load_file(tmp_path / directory / "model.safetensors")
+        assert {x.dtype for x in weights.values()} == {dtype}
+        assert read_config(tmp_path / directory / "config.json")["dtype"] == str(dtype)[6:]
+    assert {p.dtype for p in model.parameters()} == {torch.float32}  # it can go on
+    assert model.model.norm.weight[0] == 1 + 1e-4
+    again = load_model(tmp_path / "policy", dtype="auto")
+    for mine, theirs in zip(again.parameters(), stored.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_model_that_was_stored_in_float32_stays_in_it(tmp_path):
+    save_model(tiny(), WORDS, tmp_path)
+    assert load_model(tmp_path, dtype="auto").dtype == torch.float32

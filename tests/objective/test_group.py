@@ -247,7 +247,12 @@ def paper(name, b):
         rloo = [a - (sum(g) - a) / (b.G - 1) for g in groups_of(shaped, b.G) for a in g]
         A = rloo if name == "rloo" else [a - g for a, g in zip(shaped, b.greedy.tolist())]
         return -fmean(clipped(math.exp(sum(row)), a, 0.8, 1.2) for row, a in zip(ell, A))
-    out = []  # ppo, reinforce_pp: token rewards, then advantages from the back, whitened over the batch
+    return ppo_by_hand(name, ell, drift, V, x)
+
+
+def ppo_by_hand(name, ell, drift, V, x):
+    "ppo, reinforce_pp: token rewards, then advantages from the back, whitened over the batch."
+    out = []
     for ks, vs, s in zip(drift, V, x):
         r = [-BETA * k for k in ks]
         r[-1] += s

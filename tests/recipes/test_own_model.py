@@ -1201,3 +1201,23 @@ def test_a_token_beyond_the_embedding_is_refused_by_its_line_and_else_noted(here
     write(file, good[:9] + spoilt)
     line = min(len(good), 9) + 1
     assert f"{file}, line {line}: the token '<tool>' ({rows}) is beyond" in refused(*command)
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto"])
+def test_a_stage_goes_on_from_a_run_with_adapters(here, name):
+    "The adapters are merged, and all weights learn."
+    pytest.importorskip("peft")
+    main(train("--lora-rank", 2, "--output-dir", "lora"))
+    argv = stage(name, "--steps", "2")
+    argv[argv.index("llama")] = "lora"
+    main(argv)
+    assert len(log(name)) == 2 and all(row["grad_norm"] > 0 for row in log(name))
+    saved = Path(name, "sft" if name == "sft" else "policy")
+    assert not (saved / "adapter_config.json").exists()
+    assert any(saved.glob("model*.safetensors"))
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_coefficient_of_routers_is_refused_for_a_model_without_experts(here, name):
+    said = refused(*stage(name, "--steps", "1", "--router-aux-loss-coef", "0.1"))
+    assert "router_aux_loss_coef is 0.1, and Llama" in said

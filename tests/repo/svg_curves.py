@@ -34,6 +34,7 @@ class Panel(NamedTuple):
     title: str
     curves: list[Curve]
     bars: list[Bar]
+    texts: list[str]
 
     def of(self, colour: str) -> list[Curve]:
         "The curves of one colour, in the order in which they were drawn."
@@ -139,13 +140,17 @@ def panels(svg: str) -> list[Panel]:
 
 def read_panel(axes: ElementTree.Element, scales: dict[str, Scale | None]) -> Panel:
     curves, bars, title = [], [], ""
-    across, up = scales["x"], scales["y"]
+    across, up = scales["x"], scales["y"]  # names on an axis have no scale: points are kept
+
+    def unit(scale: Scale | None, places: list[float]) -> list[float]:
+        return [scale.value(place) for place in places] if scale else places
+
     for group in axes:
         name = group.get("id", "")
         if name.startswith("text"):
             title = "".join(group.itertext()).strip()  # matplotlib draws the title last
         path = group.find(f"{SVG}path")
-        if name.startswith("line2d") and up:
+        if name.startswith("line2d"):
             uses = list(group.iter(f"{SVG}use"))
             if path is not None and "stroke: none" not in path.get("style", ""):
                 x, y = points_of(path.get("d", ""))
@@ -156,13 +161,13 @@ def read_panel(axes: ElementTree.Element, scales: dict[str, Scale | None]) -> Pa
                 colour = colour_of(uses[0], "fill")
             else:
                 continue
-            xs = [across.value(v) for v in x] if across else x
-            curves.append(Curve(colour, xs, [up.value(v) for v in y]))
+            curves.append(Curve(colour, unit(across, x), unit(up, y)))
         elif name.startswith("patch") and path is not None and up:
             colour = colour_of(path, "fill")
             x, y = points_of(path.get("d", ""))
             if colour not in ("none", "#000000") and len(x) in (4, 5):
                 bottom, top = sorted((up.value(max(y)), up.value(min(y))))
-                xs = [across.value(v) for v in x] if across else x
+                xs = unit(across, x)
                 bars.append(Bar(colour, min(xs), max(xs), bottom, top))
-    return Panel(title, curves, bars)
+    texts = ["".join(text.itertext()) for text in axes.iter(f"{SVG}text")]
+    return Panel(title, curves, bars, texts)

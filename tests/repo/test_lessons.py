@@ -9,6 +9,7 @@ import pytest
 
 root = Path(__file__).parents[2]
 sys.path.insert(0, str(root / "docs"))
+from build import checked  # noqa: E402
 from lessons import GUIDES, PACKAGES, SHELVES, read_pages, target  # noqa: E402
 
 index, pages = read_pages()
@@ -235,3 +236,30 @@ def test_predictions_come_in_threes_and_name_what_is_there(page):
 def unspaced(code: str) -> str:
     "Without what a formatter decides: spaces, line ends, trailing commas and the kind of quotes."
     return re.sub(r",(?=[)\]}])", "", re.sub(r"\s+", "", code).replace("'", '"'))
+
+
+def announced_in_vain(page) -> list[str]:
+    """Cells whose text ends in a colon, and after which a reader sees no more than a fold.
+
+    Hidden cells are skipped. What comes then must be text, open code, an output or a figure, and
+    not code that only checks: the site folds that behind a tick.
+    """
+    found = []
+    for i, cell in enumerate(page.cells):
+        if cell.kind != "markdown" or not cell.source.rstrip().endswith(":"):
+            continue
+        later = [c for c in page.cells[i + 1 :] if not {"hide", "export"} & c.directives.keys()]
+        shown = next(iter(later), None)
+        if shown is None or shown.kind == "markdown" and shown.source.startswith("#"):
+            found.append(cell.id)
+        elif shown.kind == "code" and not shown.outputs:
+            own, _ = checked(shown)
+            lines = [line for line in own.splitlines() if not line.startswith(("import", "from"))]
+            if not "".join(lines).strip():
+                found.append(cell.id)
+    return found
+
+
+@everything
+def test_a_colon_is_followed_by_something_that_one_sees(page):
+    assert not announced_in_vain(page)

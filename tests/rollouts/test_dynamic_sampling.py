@@ -93,7 +93,7 @@ def test_rows_and_columns_stay_together():
 def test_rewards_of_tokens_that_only_some_rows_get_keep_their_place():
     """The first call scores tokens, the second whole responses. Row by row, what each token is
     paid adds up to the score, and where tokens were scored it stands at them."""
-    t = trainer(redraw_flat=1, algorithm="rloo", kl_placement="reward", beta=0.0)
+    t = trainer(max_redraws=1, algorithm="rloo", kl_placement="reward", beta=0.0)
     keep = KeepExperience()
     t.callbacks.append(keep)
     calls = []

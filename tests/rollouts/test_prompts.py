@@ -222,10 +222,7 @@ def test_template_arguments_are_a_setting_and_a_rows_own_win():
         model, config=config(template_kwargs='{"mood": "quiet"}'), tokenizer=tokenizer
     )
     batch = trainer.encode(rows)
-    written = [
-        tokenizer.decode(ids[mask])
-        for ids, mask in zip(batch.ids, batch.mask, strict=True)
-    ]
+    written = [tokenizer.decode(ids[mask]) for ids, mask in zip(batch.ids, batch.mask, strict=True)]
     assert [text.split()[-1] for text in written] == ["quiet", "think"]
     with pytest.raises(ValueError, match="template_kwargs is .* an object in JSON"):
         config(template_kwargs="mood")

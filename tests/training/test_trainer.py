@@ -82,8 +82,8 @@ def estimate(name, ell):
     return {"k1": ell, "k2": ell**2 / 2, "k3": (-ell).exp() - 1 + ell}[name]
 
 
-def slow_advantages(c, rows, baseline):
-    "Rewards, then Â, by the papers' formulas; R̂ for the values. Fills the rows in."
+def slow_rewards(c, rows):
+    "rₜ of each row: the score at its last token, less the price of the KL. Fills the rows in."
     for row in rows:
         n = len(row["lp"])
         price = [
@@ -93,12 +93,35 @@ def slow_advantages(c, rows, baseline):
             for t in range(n)
         ]
         row["reward"] = [(row["score"] if t == n - 1 else 0.0) - price[t] for t in range(n)]
+
+
+def slow_comparison(c, totals, i, baseline):
+    "The total reward of response i beside those of its group, or the greedy one."
+    first = i - i % c.group_size
+    group = totals[first : first + c.group_size]
+    mean = sum(group) / len(group)
+    if c.advantage == "group_mean":
+        return totals[i] - mean
+    if c.advantage == "group_mean_std":
+        std = math.sqrt(sum((x - mean) ** 2 for x in group) / (len(group) - c.group_ddof))
+        return (totals[i] - mean) / (std + 1e-4)
+    if c.advantage == "group_mean_batch_std":
+        overall = sum(totals) / len(totals)
+        std = math.sqrt(sum((x - overall) ** 2 for x in totals) / (len(totals) - c.group_ddof))
+        return (totals[i] - mean) / (std + 1e-4)
+    if c.advantage == "leave_one_out":
+        others = [x for k, x in enumerate(group) if first + k != i]
+        return totals[i] - sum(others) / len(others)
+    assert c.advantage == "greedy"
+    return totals[i] - baseline[i].item()
+
+
+def slow_advantages(c, rows, baseline):
+    "Rewards, then Â, by the papers' formulas; R̂ for the values. Fills the rows in."
+    slow_rewards(c, rows)
     totals = [sum(row["reward"]) for row in rows]
     for i, row in enumerate(rows):
-        n, first = len(row["lp"]), i - i % c.group_size
-        group = totals[first : first + c.group_size]
-        others = [x for k, x in enumerate(group) if first + k != i]
-        mean = sum(group) / len(group)
+        n = len(row["lp"])
         if c.advantage == "gae":
             v = [x.item() for x in row["V"]] + [0.0]
             row["A"] = [
@@ -113,19 +136,8 @@ def slow_advantages(c, rows, baseline):
             row["A"] = [
                 sum(c.gamma ** (k - t) * row["reward"][k] for k in range(t, n)) for t in range(n)
             ]
-        elif c.advantage == "group_mean":
-            row["A"] = [totals[i] - mean] * n
-        elif c.advantage == "group_mean_std":
-            std = math.sqrt(sum((x - mean) ** 2 for x in group) / (len(group) - c.group_ddof))
-            row["A"] = [(totals[i] - mean) / (std + 1e-4)] * n
-        elif c.advantage == "group_mean_batch_std":
-            overall = sum(totals) / len(totals)
-            std = math.sqrt(sum((x - overall) ** 2 for x in totals) / (len(totals) - c.group_ddof))
-            row["A"] = [(totals[i] - mean) / (std + 1e-4)] * n
-        elif c.advantage == "leave_one_out":
-            row["A"] = [totals[i] - sum(others) / len(others)] * n
-        elif c.advantage == "greedy":
-            row["A"] = [totals[i] - baseline[i].item()] * n
+        else:
+            row["A"] = [slow_comparison(c, totals, i, baseline)] * n
     if c.whiten_advantages:
         flat = [a for row in rows for a in row["A"]]
         mean = sum(flat) / len(flat)
