@@ -18,6 +18,7 @@ import torch
 from instruct_goose.core.checks import (
     answers_foreign,
     Count,
+    json_object,
     Limit,
     LongRows,
     NotNegative,
@@ -161,6 +162,8 @@ def _size_conflicts(config: "RLHFConfig") -> Iterator[Conflict]:
     if config.stop_strings is not None:
         if len(config.stop_strings) == 0 or "" in config.stop_strings:
             yield "stop_strings", "texts that are not empty, or None"
+    if json_object(config.template_kwargs) is None:
+        yield "template_kwargs", 'an object in JSON, such as {"enable_thinking": false}'
     if config.keep_best and (config.eval_every is None or config.eval_every > config.steps):
         yield (
             "eval_every",
@@ -340,6 +343,7 @@ class RLHFConfig(Settings):
     max_new_tokens: Count = 32  # longest response, in tokens
     long_rows: LongRows = "refuse"
     "prompts that leave no room for a response: an error, or only their ends stay, or none of them"
+    template_kwargs: str | None = None  # for the chat template, as JSON: {"enable_thinking": false}
     temperature: Positive = 1.0  # of the policy, in sampling and in every log-probability
     stop_strings: tuple[str, ...] | None = None  # texts that end a response; none: only end tokens
     # advantage

@@ -38,6 +38,7 @@ REASONS = (  # why a row cannot be used, for counting
     "conversation",
     "template",
     "length",
+    "vocabulary",
 )
 
 

@@ -4,15 +4,14 @@
 
 # %% auto #0
 __all__ = ['Columns', 'SAMPLE', 'C', 'NOTHING', 'NAMES_OF_RUNS', 'INTEGER', 'DECIMAL', 'PASSING', 'own_tokenizer', 'own_rows',
-           'source_name', 'named_columns', 'source_of', 'read_demos', 'read_preferences', 'check_fit', 'arguments_in',
-           'with_arguments', 'naming_row', 'read_prompts', 'unused_columns', 'load_reward', 'named_object',
-           'load_module', 'PlugIns', 'load_plugins', 'try_reward', 'right_answer', 'OwnRun', 'hints_for_run',
-           'name_in_run', 'settings_in', 'parse_settings', 'by_name', 'as_setting', 'as_value', 'as_item',
-           'meanings_of', 'as_yaml', 'own_model', 'memory_parts', 'readable', 'at_most', 'memory_table']
+           'source_name', 'named_columns', 'source_of', 'read_demos', 'read_preferences', 'check_fit', 'with_arguments',
+           'naming_row', 'read_prompts', 'unused_columns', 'load_reward', 'named_object', 'load_module', 'PlugIns',
+           'load_plugins', 'try_reward', 'right_answer', 'OwnRun', 'hints_for_run', 'name_in_run', 'settings_in',
+           'parse_settings', 'by_name', 'as_setting', 'as_value', 'as_item', 'meanings_of', 'as_yaml', 'own_model',
+           'memory_parts', 'readable', 'at_most', 'memory_table']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
 import importlib
-import json
 import math
 import os
 import re
@@ -38,6 +37,7 @@ from instruct_goose.core.checks import (
     value_error,
     Count,
     hints_for,
+    json_object,
     OneOf,
     Seed,
     Settings,
@@ -65,6 +65,7 @@ from ..data.rows import read_answer, read_pair, read_prompt, TEMPLATE_COLUMNS
 from ..models.adapters import four_bits, MATRIX_TYPES, with_lora
 from ..models.loading import load_model, load_tokenizer
 from ..models.long_rows import fit_row, row_length, Side
+from ..models.vocabulary import unreadable_in, unreadable_text
 from ..models.reward_model import RewardModel
 from ..objective.group import PRESETS
 from ..models.rendering import is_conversation, Renderer, template_columns
@@ -158,8 +159,9 @@ def read_demos(
     def demo(row: object, where: str) -> dict:
         made, others = read_answer(row, where, named, has_template(tokenizer), labels)
         with naming_row(where):
-            rendered = renderer.row(made["prompt"], made["completion"], **template_columns(made))
-        check_fit([rendered.sides], policy, where, found)
+            row_arguments = {} if isinstance(made["prompt"], str) else template_columns(made)
+            rendered = renderer.row(made["prompt"], made["completion"], **row_arguments)
+        check_fit([rendered.sides], policy, tokenizer, where, found)
         found.note_columns(row, {*others})
         return made
 
@@ -197,9 +199,9 @@ def read_preferences(
             )
         with naming_row(where):
             answers = [pair["chosen"], pair["rejected"]]
-            arguments_of_row = template_columns(pair)
-            both = render([pair["prompt"]] * 2, answers, [arguments_of_row] * 2, "{}".format)
-        check_fit([side.sides for side in both], policy, where, found)
+            row_arguments = {} if isinstance(pair["prompt"], str) else template_columns(pair)
+            both = render([pair["prompt"]] * 2, answers, [row_arguments] * 2, "{}".format)
+        check_fit([side.sides for side in both], policy, tokenizer, where, found)
         found.note_columns(row, {*others})
         return pair
 
@@ -212,10 +214,21 @@ def read_preferences(
 def check_fit(
     row: list[Side],
     policy: RowPolicy,
+    tokenizer: PreTrainedTokenizerBase,
     where: str,
     report: RowReport,  # is told of a row that will be cut
 ) -> None:
-    "Raises BadRow for a row that is too long, and for a pair that is a tie where it is cut."
+    """Check that a model can read a row.
+
+    Raises BadRow for a token that is beyond its embedding, for a row that is too long, and for a
+    pair that is a tie where it is cut.
+    """
+    if policy.vocabulary is not None:
+        for prompt, answer in row:
+            token_id = unreadable_in([*prompt, *answer], policy.vocabulary)
+            if token_id is not None:
+                what = unreadable_text(token_id, policy.vocabulary, tokenizer)
+                raise BadRow("vocabulary", where, what)
     if policy.limit is None or row_length(row) <= policy.limit:
         return
     length = f"{row_length(row)} tokens, and the limit is {policy.limit}"
@@ -224,15 +237,6 @@ def check_fit(
     if fit_row(row, policy.limit, "cut") is None:
         raise BadRow("tie", where, f"it has {length}: both answers are the same where it is cut")
     report.cut += 1
-
-
-def arguments_in(text: str | None) -> dict[str, Any] | None:  # None: it is no object
-    "Read arguments of a chat template that are written in JSON; none: {}."
-    try:
-        arguments = json.loads(text or "{}")
-    except ValueError:
-        return None
-    return arguments if isinstance(arguments, dict) else None
 
 
 def with_arguments(row: Any, arguments: Mapping[str, Any]) -> Any:
@@ -248,7 +252,7 @@ def with_arguments(row: Any, arguments: Mapping[str, Any]) -> Any:
         return row
     own = row.get("chat_template_kwargs") or {}
     if isinstance(own, str):
-        own = arguments_in(own) or {}
+        own = json_object(own) or {}
     return {**row, "chat_template_kwargs": {**arguments, **own}}
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #0c1fcafc
@@ -294,7 +298,7 @@ def read_prompts(
         with naming_row(where):
             row_arguments = {} if isinstance(value, str) else template_columns(made)
             ids = renderer.prompt(value, **row_arguments)
-        check_fit([(ids, [])], policy, where, found)
+        check_fit([(ids, [])], policy, tokenizer, where, found)
         displaced.update(others)
         not_asked_for = unused_columns(made, ["prompt", *asked])
         found.note_columns(row, {*others} if TAKES_ALL in asked else {*others} | not_asked_for)
@@ -419,8 +423,8 @@ def try_reward(
     weights: Sequence[float] | None = None,
     seconds: float | None = None,  # the longest time that an answer may take
     steps: int = 1,  # iterations of the run, which a reward may ask for
-    name: str = "--reward",  # how errors begin
     answers: str | None = None,  # a column of right answers, which are tried too
+    name: str = "--reward",  # how errors begin
 ) -> list[float]:  # what the sample answers to the first two prompts got; then the right ones
     """Ask the rewards about sample answers to the first two prompts.
 
@@ -554,7 +558,7 @@ class OwnRun(Settings):
         yield from saving_conflicts(self)
         if (self.data is None) == (self.dataset is None):
             yield "data", "a file of rows, where dataset is not given: one of the two"
-        if arguments_in(self.template_kwargs) is None:
+        if json_object(self.template_kwargs) is None:
             yield "template_kwargs", 'an object in JSON, such as {"enable_thinking": false}'
         if self.lora_experts and self.lora_rank is None:
             yield "lora_experts", "False without lora_rank: there are no adapters"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ONE_ANSWER', 'ANSWERS_OF_PAIRS', 'SFT', 'REWARD_MODEL', 'DPO', 'KTO', 'TrainConfig', 'RunInputs', 'inspect_inputs',
-           'train_on', 'make_trainer', 'own_trainer', 'show_results', 'learnt_ends', 'ends_of_rows', 'learn_demos',
+           'own_trainer', 'train_on', 'trainer_of', 'show_results', 'learnt_ends', 'ends_of_rows', 'learn_demos',
            'plan', 'memory_of_run', 'plan_text', 'run_train', 'Supervised', 'SFTConfig', 'RewardModelConfig',
            'DPOConfig', 'KTOConfig', 'StageRows', 'StageInputs', 'RowSource', 'SupervisedStage', 'inspect_stage',
            'load_stage', 'run_supervised', 'fit_options', 'stage_plan', 'split_held_out', 'read_answers',
@@ -25,7 +25,14 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import RLHFConfig
-from ..core.checks import Count, Limit, LongRows, NotNegative, Positive
+from instruct_goose.core.checks import (
+    Count,
+    json_object,
+    Limit,
+    LongRows,
+    NotNegative,
+    Positive,
+)
 from instruct_goose.core.files import (
     append_jsonl,
     json_line,
@@ -41,12 +48,16 @@ from ..data.load import Source
 from ..doctor.rules import read_metrics
 from ..models.agent import Agent, create_reference_model
 from ..models.families import configured_context
-from ..models.loading import find_model, load_config, save_model
+from instruct_goose.models.loading import (
+    configured_vocabulary,
+    find_model,
+    load_config,
+    save_model,
+)
 from ..models.rendering import Renderer, template_columns
 from ..models.reward_model import RewardModel
 from ..models.tokens import token_limit
 from instruct_goose.recipes.inputs import (
-    arguments_in,
     as_yaml,
     load_reward,
     memory_parts,
@@ -156,6 +167,7 @@ class RunInputs(NamedTuple):
     demos: list[dict]  # demonstrations for SFT
     lengths: list[int]  # of the prompts, and then of those that are held out, in tokens
     trial: list[float] | None  # what the reward gave to sample answers, and then to right ones
+    make_trainer: Callable[..., RLHFTrainer]  # RLHFTrainer, or a class of the user's
     policy: RowPolicy  # of the prompts
     demo_policy: RowPolicy  # of the demonstrations
     reports: dict[str, RowReport]  # what has become of the rows of each file, by its setting
@@ -172,13 +184,14 @@ def inspect_inputs(
     place = find_model(config.model)
     tokenizer = own_tokenizer(place)
     context = configured_context(load_config(place))
+    vocabulary = configured_vocabulary(place)
     columns = config.columns()
     if rewards is None:
         rewards = [load_reward(name) for name in config.reward]
     asked = asked_names(rewards)
-    arguments = arguments_in(config.template_kwargs)
+    arguments = json_object(config.template_kwargs)
     limit = token_limit(tokenizer, room_for_prompts(context, config.max_new_tokens))
-    policy = RowPolicy(config.bad_rows, config.long_rows, limit)
+    policy = RowPolicy(config.bad_rows, config.long_rows, limit, vocabulary)
     demo_policy = replace(policy, limit=context)
     reports = {"data": RowReport()}
     rows = read_prompts(
@@ -207,10 +220,8 @@ def inspect_inputs(
     trial = None
     if config.trial:
         seconds = config.reward_timeout
-        trial = try_reward(
-            rewards, rows, tokenizer, weights, seconds, config.steps, answers="answer"
-        )
-    own_trainer(config.trainer)  # found, or refused now
+        trial = try_reward(rewards, rows, tokenizer, weights, seconds, config.steps, "answer")
+    make_trainer = own_trainer(config.trainer)
     return RunInputs(
         place,
         tokenizer,
@@ -220,10 +231,21 @@ def inspect_inputs(
         demos,
         lengths,
         trial,
+        make_trainer,
         policy,
         demo_policy,
         reports,
     )
+
+
+def own_trainer(place: str | None) -> Callable[..., RLHFTrainer]:
+    "RLHFTrainer, or a subclass of the user's. Raises as `named_object`, and TypeError for another."
+    if place is None:
+        return RLHFTrainer
+    named = named_object(place, "--trainer")
+    if not (isinstance(named, type) and issubclass(named, RLHFTrainer)):
+        raise ValueError(f"--trainer {place} is no subclass of RLHFTrainer")
+    return named
 
 # %% ../../nbs/learn/23_your_own.ipynb #4cfe62ec
 def train_on(
@@ -241,7 +263,7 @@ def train_on(
         ends = learnt_ends(model, inputs.tokenizer, inputs.demos, "completion")
         model.generation_config.eos_token_id = ends  # where the policy stops, too
         on_main(partial(save_model, model, inputs.tokenizer, out / "sft", ends))
-    trainer = make_trainer(config, model, inputs.tokenizer)
+    trainer = trainer_of(config, model, inputs)
     reward = inputs.rewards if len(inputs.rewards) > 1 else inputs.rewards[0]
     job = TrainingJob(
         inputs.rows, reward, inputs.held_out, config.progress, config.track, config.track_every
@@ -263,30 +285,14 @@ def train_on(
     return summary
 
 
-def make_trainer(
-    config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> RLHFTrainer:
+def trainer_of(config: TrainConfig, model: PreTrainedModel, inputs: RunInputs) -> RLHFTrainer:
     "Make the trainer of a run. Raises ValueError or TypeError for a model that it cannot train."
     agent = Agent(
         model.eval(),
         "copy" if config.value_model == "copy" else None,
         gradient_checkpointing=config.gradient_checkpointing,
     )
-    kind = own_trainer(config.trainer)
-    return kind(agent, None, config, tokenizer=tokenizer)
-
-
-def own_trainer(place: str | None) -> Callable[..., RLHFTrainer]:
-    """Find RLHFTrainer, or the subclass of the user's that `place` names.
-
-    Raises as `named_object`, and ValueError for what is no subclass.
-    """
-    if place is None:
-        return RLHFTrainer
-    named = named_object(place, "--trainer")
-    if not (isinstance(named, type) and issubclass(named, RLHFTrainer)):
-        raise ValueError(f"--trainer {place} is no subclass of RLHFTrainer")
-    return named
+    return inputs.make_trainer(agent, None, config, tokenizer=inputs.tokenizer)
 
 
 def show_results(summary: dict, n_shown: int, out: Path) -> None:
@@ -429,8 +435,8 @@ def run_train(
         check_directory(config, known)
         print(plan(config, inputs))
         with torch.random.fork_rng(devices=[]):
-            trainer = make_trainer(config, own_model(inputs.place, config), inputs.tokenizer)
-        print(loaded_text(trainer.agent.model))
+            trainer = trainer_of(config, own_model(inputs.place, config), inputs)
+        print(loaded_text(trainer.agent.model, inputs.tokenizer))
         return {}
     own = own_loss(own_trainer(config.trainer))
     return in_run_directory(config, "train", partial(train_on, config, inputs), known, **own)
@@ -556,7 +562,7 @@ def inspect_stage(config: Supervised, stage: SupervisedStage) -> StageRows:
     context = configured_context(load_config(place))
     if stage.name == "reward-model":  # which its tokenizer may limit too
         context = min(context or tokenizer.model_max_length, tokenizer.model_max_length)
-    policy = RowPolicy(config.bad_rows, config.long_rows, context)
+    policy = RowPolicy(config.bad_rows, config.long_rows, context, configured_vocabulary(place))
     reports = {"data": RowReport()}
     rows = stage.read(config, RowSource(source_of(config), policy, reports["data"]), tokenizer)
     if config.eval_data:
@@ -597,7 +603,7 @@ def run_supervised(
         print(stage_plan(config, stage, data))
         with torch.random.fork_rng(devices=[]):
             model, _ = load_stage(config, stage, data)
-        print(loaded_text(model))
+        print(loaded_text(model, data.tokenizer))
         return {}
 
     def train(out: Path, manager: CheckpointManager) -> dict:
@@ -695,7 +701,7 @@ def read_answers(
 
     Raises as `read_demos`.
     """
-    arguments = arguments_in(config.template_kwargs)
+    arguments = json_object(config.template_kwargs)
     columns = config.columns()
     return read_demos(rows.source, tokenizer, columns, False, arguments, rows.policy, rows.report)
 
@@ -707,7 +713,7 @@ def read_labelled_answers(
 
     Raises as `read_demos`.
     """
-    arguments = arguments_in(config.template_kwargs)
+    arguments = json_object(config.template_kwargs)
     columns = config.columns()
     return read_demos(rows.source, tokenizer, columns, True, arguments, rows.policy, rows.report)
 
@@ -719,7 +725,7 @@ def read_pairs(
 
     Raises as `read_preferences`.
     """
-    arguments = arguments_in(config.template_kwargs)
+    arguments = json_object(config.template_kwargs)
     source, policy, report = rows
     columns = config.columns()
     return read_preferences(source, tokenizer, columns, False, arguments, policy, report)
@@ -732,7 +738,7 @@ def read_pairs_with_margins(
 
     Raises as `read_preferences`.
     """
-    arguments = arguments_in(config.template_kwargs)
+    arguments = json_object(config.template_kwargs)
     source, policy, report = rows
     columns = config.columns()
     return read_preferences(source, tokenizer, columns, True, arguments, policy, report)
@@ -927,9 +933,10 @@ def log_ratios(
     long_rows: LongRows,
 ) -> list[list[float]]:  # nats, of each answer
     "log π(answer) − log π_ref(answer) of each answer, against the model as it was."
-    pad_id = padding_id(inputs.tokenizer)
+    pad_id = padding_id(inputs.tokenizer, inputs.model)
+    fitted = fit_to_context(rows, inputs.model, inputs.tokenizer, long_rows, "held-out row")
     ratios = []
-    for row in fit_to_context(rows, inputs.model, long_rows, "held-out row").values():
+    for row in fitted.values():
         policy = row_logprobs(inputs.model, row, pad_id)
         ratios.append((policy - row_logprobs(inputs.partner, row, pad_id)).tolist())
     return ratios

@@ -1134,6 +1134,35 @@ def test_the_trial_gives_the_reward_a_right_answer_from_the_answer_column(here, 
     assert "right ones" not in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto", "reward-model", "train"])
+def test_a_token_beyond_the_embedding_is_refused_by_its_line_and_else_noted(here, capsys, name):
+    tokenizer = AutoTokenizer.from_pretrained("llama")
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["<tool>"], special_tokens=True)
+    tokenizer.save_pretrained("llama")
+    spoilt = [row | {"prompt": "<tool> " + row["prompt"]} for row in rows_of("sft", 1)]
+    if name == "train":
+        good = [{"prompt": "is tea hot", "answer": "yes", "n": 1}]
+        spoilt = [good[0] | {"prompt": "<tool> is tea hot"}]
+        file = "prompts.jsonl"
+        command = train("--dry-run")
+    else:
+        good = rows_of(name)
+        spoilt = [good[9] | {"prompt": "<tool> is tea hot"}]
+        file = "rows.jsonl"
+        command = supervised(name, "--dry-run")
+    write(file, good)
+    main(command)
+    assert (
+        f"embedding: {rows} rows for {rows + 1} tokens; 1 tokens have no row"
+        in capsys.readouterr().out
+    )
+    write(file, good[:9] + spoilt)
+    line = min(len(good), 9) + 1
+    assert f"{file}, line {line}: the token '<tool>' ({rows}) is beyond" in refused(*command)
+
+
 @pytest.mark.parametrize("name", ["sft", "dpo", "kto"])
 def test_a_stage_goes_on_from_a_run_with_adapters(here, name):
     "The adapters are merged, and all weights learn."
