@@ -699,12 +699,6 @@ THUMBS = [row | {"label": bool(n % 2)} for n, row in enumerate(FEW_DEMOS)]
 STAGES = {"sft": FEW_DEMOS, "dpo": FEW_PAIRS, "kto": THUMBS, "reward-model": FEW_PAIRS}
 
 
-TEA_PAIRS = [{"prompt": "is tea", "chosen": " hot", "rejected": " wet"}] * 4
-DEMOS = [{"prompt": "is tea", "completion": " hot"}] * 4
-THUMBS = [row | {"label": bool(n % 2)} for n, row in enumerate(DEMOS)]
-STAGES = {"sft": DEMOS, "dpo": TEA_PAIRS, "kto": THUMBS, "reward-model": PAIRS}
-
-
 def stage(name, *more):
     write("rows.jsonl", STAGES[name])
     quick = ["--batch-size", "2", "--lr", "1e-3", "--held-out", "0", "--device", "cpu"]
