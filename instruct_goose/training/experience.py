@@ -95,8 +95,8 @@ class Experience(Rollout):
 
 torch.serialization.add_safe_globals([Experience])  # may be sent to other processes
 
-NO_REFERENCE = """beta is {}, and there is no reference to charge the KL to: the trainer was made with
-beta=0, when none is kept. Make it with ref_model=, or with the beta that it is to have"""
+NO_REFERENCE = """beta is {}, and there is no reference to charge the KL to: the trainer was made
+with beta=0, when none is kept. Make it with ref_model=, or with the beta that it is to have"""
 
 # %% ../../nbs/reference/training/experience.ipynb #a15f6d9e
 def model_inputs(rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
