@@ -41,7 +41,7 @@ deep: setup  ## make test, and repeats of its checks with other values (about tw
 coverage: setup  ## the tests again, and which lines of the package none of them runs (ARGS="tests/objective" for a part)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term --cov-report=html:docs/_build/coverage $(ARGS)
 
-parity: $(PARITY)/.installed  ## instruct_goose.compat against torchtune and DI-engine themselves (their own .venv-parity; downloads)
+parity: $(PARITY)/.installed  ## instruct_goose.compat against torchtune, TRL's settings and DI-engine themselves (their own .venv-parity; downloads)
 	$(say) "pytest tests/compat, with the originals"
 	@OMP_NUM_THREADS=1 $(PARITY)/bin/python -m pytest -rs --disable-warnings -p no:cacheprovider tests/compat
 
@@ -49,6 +49,8 @@ $(PARITY)/.installed: pyproject.toml constraints.txt
 	$(say) "creating $(PARITY): torchtune 0.6.1 and its dependencies"
 	@$(PYTHON) -m venv $(PARITY)
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[parity]'
+	$(say) "TRL 1.16.0, for its configurations"
+	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt trl==1.16.0
 	$(say) "DI-engine from $(DING)"
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall '$(DING)' || echo "not reachable: its tests will be skipped"
 	@touch $@

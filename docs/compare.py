@@ -23,6 +23,7 @@ EXTENT = {  # how an answer about PPO begins, and what that means
     "Not": "none that was found, or another algorithm in its place",
 }
 OURS, READ = "instruct_goose", "2026-11-23"
+LATER = "2026-11-26"
 NOT_FOUND = "Not found"
 
 PROJECTS = {  # name: (repository, commit, day it was read, {question: (fact, sources)}); a source is a path there, "" for the tree, an address, or "package name version"
@@ -112,12 +113,16 @@ PROJECTS = {  # name: (repository, commit, day it was read, {question: (fact, so
                 ["README.md"],
             ),
             "runs": (
-                "Policy gradients with Qwen3-1.7B on one GPU of about 16 GB; one distillation run is given as under 20 hours on 24 GB. A time for PPO was not found.",
-                ["code/README.md"],
+                "Policy gradients with Qwen3-1.7B on one GPU of about 16 GB; `device: auto` falls back to a CPU. One distillation run is given as under 20 hours on 24 GB. A time for PPO was not found.",
+                ["code/README.md", "code/policy_gradients/config.py"],
             ),
             "ppo": (
-                "Whole loop: ppo.yaml trains Qwen3-1.7B with a value model, on words to be spelt backwards.",
-                ["code/policy_gradients/configs/ppo.yaml", "code/policy_gradients/train.py"],
+                "Whole loop: ppo.yaml trains Qwen3-1.7B with a value model, on words to be spelt backwards. Nine more configurations, from REINFORCE to MaxRL, share the script.",
+                [
+                    "code/policy_gradients/configs/ppo.yaml",
+                    "code/policy_gradients/configs",
+                    "code/policy_gradients/train.py",
+                ],
             ),
             "exercises": (
                 "Suggested experiments at the end of chapters 4, 5, 6, 8, 9 and 12; a checker was not found.",
@@ -200,16 +205,20 @@ PROJECTS = {  # name: (repository, commit, day it was read, {question: (fact, so
                 ["README.md"],
             ),
             "runs": (
-                "DDP, DeepSpeed and FSDP through accelerate; notebooks for free Colab GPUs, several of them GRPO. Its PPO benchmark is a 1B model; a time was not found.",
+                "From one GPU up: notebooks for free Colab GPUs, several of them GRPO; DDP, DeepSpeed and FSDP through accelerate. A time was not found.",
                 [
                     "docs/source/distributing_training.md",
                     "examples/notebooks/README.md",
-                    "docs/source/ppo_trainer.md",
                 ],
             ),
             "ppo": (
-                "Not in the package of 1.16.0, whose files are of 2026-10-15. The whole loop was in trl.experimental at 1.10.0.dev0.",
-                ["package trl 1.16.0", "trl/experimental/ppo/ppo_trainer.py", "VERSION"],
+                "Not since 1.13.0, which removed PPOTrainer and the models with a value head (pull request 7020: unmaintained, hardly used). "
+                "The whole loop is in trl.experimental.ppo of 1.12.0.",
+                [
+                    "package trl 1.13.0",
+                    "package trl 1.12.0",
+                    "trl/experimental/ppo/ppo_trainer.py",
+                ],
             ),
             "exercises": (NOT_FOUND + ".", ["docs/source"]),
             "numbers": (
@@ -418,14 +427,86 @@ PROJECTS = {  # name: (repository, commit, day it was read, {question: (fact, so
             "licence": ("Apache-2.0; 2026-04-15.", ["LICENSE"]),
         },
     ),
+    "nanochat": (
+        "karpathy/nanochat",
+        "92d63d4e8bb4df75c3b71618f31ddde2378b2bcd",
+        LATER,
+        {
+            "for": (
+                "A small code base for a whole language model: tokenizer, pretraining, SFT, evaluation, a chat, and reinforcement learning on GSM8K.",
+                ["README.md", "scripts/chat_rl.py"],
+            ),
+            "runs": (
+                "One node: about 1.5 hours on eight H100s to the capability of GPT-2, or one GPU and eight times as long; a small example for a CPU. A time for its reinforcement learning was not found.",
+                ["README.md", "runs"],
+            ),
+            "ppo": (
+                "Not: on policy, with r − mean as the advantage and a mean over tokens, close to REINFORCE as its script says.",
+                ["scripts/chat_rl.py"],
+            ),
+            "exercises": (NOT_FOUND + ".", [""]),
+            "numbers": (
+                "A leaderboard of times and scores of pretraining. Worked numbers and figures to move were not found.",
+                ["README.md"],
+            ),
+            "licence": ("MIT; 2026-07-03.", ["LICENSE"]),
+        },
+    ),
+    "Tinker Cookbook": (
+        "thinking-machines-lab/tinker-cookbook",
+        "9dfcc3a2cf44432d621a01005073dc6d76a1e87a",
+        LATER,
+        {
+            "for": (
+                "Recipes and tutorials for Tinker, a hosted service that trains adapters: SFT, RL with verified rewards, preferences, distillation, tools.",
+                ["README.md"],
+            ),
+            "runs": (
+                "The models run at the service, which needs an account and a key; the loops run on your machine.",
+                ["README.md"],
+            ),
+            "ppo": (
+                "Loss only: ppo is a loss function of the service, importance_sampling the default. The minimal loop centres rewards in groups; a value model was not found in the files that were read.",
+                ["tinker_cookbook/rl/train.py", "tinker_cookbook/recipes/rl_loop.py"],
+            ),
+            "exercises": (NOT_FOUND + ".", ["tutorials"]),
+            "numbers": (
+                "Recipes give commands and expected results. Figures to move were not found.",
+                ["README.md", "tinker_cookbook/recipes/README.md"],
+            ),
+            "licence": ("Apache-2.0; 2026-08-19.", ["LICENSE"]),
+        },
+    ),
+    "Hugging Face course, chapter 12": (
+        "huggingface/course",
+        "16af5667532d6966f0fe83f44cc848dd7698a215",
+        LATER,
+        {
+            "for": (
+                "A chapter of a course on language models: reinforcement learning, DeepSeek-R1's paper, GRPO with TRL.",
+                ["chapters/en/chapter12/1.mdx"],
+            ),
+            "runs": (
+                "A notebook for Colab with SmolLM-135M, LoRA, TRL 0.14.0 and flash attention. A time was not found in the pages that were read.",
+                ["chapters/en/chapter12/5.mdx"],
+            ),
+            "ppo": ("Not: GRPO.", ["chapters/en/chapter12"]),
+            "exercises": (
+                "Practical exercises as notebooks; a checker was not found.",
+                ["chapters/en/chapter12/5.mdx"],
+            ),
+            "numbers": (NOT_FOUND + ".", ["chapters/en/chapter12"]),
+            "licence": ("Apache-2.0; 2026-04-15.", ["LICENSE"]),
+        },
+    ),
     "CS336 assignment 5": (
         "stanford-cs336/assignment5-alignment",
         "eb2c562e05802d3c9ee4c4ec2eec43b104d77e9e",
         READ,
         {
             "for": (
-                "A university assignment: SFT and policy gradients with verified rewards, with an optional part on safety and RLHF.",
-                ["README.md", "tests/adapters.py"],
+                "A university assignment: SFT, expert iteration and GRPO with verified rewards on MATH, with an optional part on safety and RLHF.",
+                ["CHANGELOG.md", "README.md", "tests/adapters.py"],
             ),
             "runs": (
                 "Not found outside the handout, a PDF that was not read.",

@@ -12,7 +12,9 @@ from tyro._docstrings import get_field_docstring  # what the parser itself would
 
 from instruct_goose.cli.main import COMMANDS, flag_type
 from instruct_goose.config import FOREIGN_NAMES
+from instruct_goose.data.shapes import shapes_help
 from instruct_goose.objective.group import PRESETS
+from instruct_goose.recipes.inputs import NAMES_OF_RUNS, name_in_run
 
 FILE = Path(__file__).parents[1] / "instruct_goose/cli/flags.json"
 NAMES = {int: "int", float: "float", str: "str", bool: "bool", Path: "path"}
@@ -64,15 +66,30 @@ def flags_of(kind: type) -> list[dict[str, Any]]:
     return flags
 
 
+def about_rows(kind: type) -> str:
+    "What a command does, and which rows it reads."
+    about = inspect.getdoc(kind)
+    stage = getattr(kind, "stage", "")
+    return f"{about}\n\n{shapes_help(stage)}" if stage else about
+
+
+def foreign_to(known: list[str]) -> dict[str, str]:
+    "What other libraries call settings, and what a command with these settings calls them."
+    names = {*FOREIGN_NAMES, *NAMES_OF_RUNS} - {*known}
+    return {name: name_in_run(name, known) for name in sorted(names)}
+
+
 def table() -> dict[str, Any]:
     "All that the parser needs to know."
     commands = {}
     for name, command in COMMANDS.items():
         kind, _ = command.load()
-        commands[name] = {"about": inspect.getdoc(kind), "flags": flags_of(kind)}
+        flags = flags_of(kind)
+        known = [flag["name"] for flag in flags]
+        commands[name] = {"about": about_rows(kind), "flags": flags, "foreign": foreign_to(known)}
         if getattr(kind, "NOT_TAKEN", None):
             commands[name]["not_taken"] = kind.NOT_TAKEN
-    return {"commands": commands, "presets": PRESETS, "foreign": FOREIGN_NAMES}
+    return {"commands": commands, "presets": PRESETS}
 
 
 def main():

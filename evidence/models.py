@@ -119,36 +119,24 @@ def train(case: Case, model: PreTrainedModel) -> tuple[list[dict], torch.nn.Modu
     return trainer.train(["w0 w3", "w5"], reward, steps=2, progress=False), trainer.agent
 
 
-def store_base(case: Case, folder: Path) -> None:
-    "Save a fresh model of the family in the precision that the case asks for."
-    config = FAMILIES[case.family](tie_word_embeddings=case.tied)
-    if case.router:
-        config.output_router_logits = True
-        config.router_aux_loss_coef = 0.1
-    torch.manual_seed(0)
-    stored = AutoModelForCausalLM.from_config(config)
-    stored.to(torch.bfloat16 if case.bf16 else torch.float32).save_pretrained(folder)
-
-
 def fault_of(case: Case, folder: Path) -> str | None:
     "Run a case; what is not as it was asked for, None: nothing."
-    store_base(case, folder / "base")
-    model = load_model(folder / "base")
+    model = stored_model(case, folder)
     if model.dtype != torch.float32:
         return f"it learns in {model.dtype}"
-    judged = case.stage == "reward-model"  # all its weights learn, without adapters
-    if case.adapters and not judged:
+    is_policy = case.stage != "reward-model"
+    if case.adapters and is_policy:
         with_lora(model, rank=2, experts=case.family in MIXTURES)
         learning = sum(p.requires_grad for n, p in model.named_parameters() if "experts" in n)
         if learning != 2 * len(expert_parameters(model)):
             return f"{learning} tensors of experts' adapters learn"
-    if case.checkpointing and not judged:
+    if case.checkpointing and is_policy:
         model.activation_checkpointing_enable()
     before = [p.detach().clone() for p in model.parameters() if p.requires_grad]
     passes = Passes(model)
     log, trained = train(case, model)
     fault = log_fault(case, log)
-    if fault is None and not judged:
+    if fault is None and is_policy:
         after = [p for p in model.parameters() if p.requires_grad]
         if all(torch.equal(x, y) for x, y in zip(before, after, strict=True)):
             return "no weight has moved"
@@ -158,8 +146,21 @@ def fault_of(case: Case, folder: Path) -> str | None:
     return fault or saved_fault(case, trained, folder)
 
 
+def stored_model(case: Case, folder: Path) -> PreTrainedModel:
+    "Make the case's model, store it, and load it to learn in."
+    config = FAMILIES[case.family](tie_word_embeddings=case.tied)
+    if case.router:
+        config.output_router_logits = True
+        config.router_aux_loss_coef = 0.1
+    torch.manual_seed(0)
+    stored = AutoModelForCausalLM.from_config(config)
+    dtype = torch.bfloat16 if case.bf16 else torch.float32
+    stored.to(dtype).save_pretrained(folder / "base")
+    return load_model(folder / "base")
+
+
 def log_fault(case: Case, log: list[dict]) -> str | None:
-    "What is wrong with the numbers that were logged."
+    "What is wrong with the losses in a log; None: nothing."
     losses = [row.get("loss", row.get("policy_loss")) for row in log]
     if not all(isinstance(x, float) and x == x for x in losses):
         return f"its losses are {losses}"

@@ -8,7 +8,8 @@ from .models.adapters import (
 )
 from .models.agent import Agent as Agent, create_reference_model as create_reference_model
 from .data.load import (
-    load_pairs as load_pairs, load_prompts as load_prompts, stream_pairs as stream_pairs,
+    load_answers as load_answers, load_pairs as load_pairs, load_prompts as load_prompts,
+    stream_answers as stream_answers, stream_pairs as stream_pairs,
     stream_prompts as stream_prompts,
 )
 from .models.loading import (
@@ -81,11 +82,11 @@ __all__ = [
     "discounted_returns", "dpo_loss", "entropy", "exact_kl", "exercises", "explained_variance", "gae",
     "gaussian_entropy", "gaussian_kl", "gaussian_logprobs", "group_advantages",
     "group_token_counts", "implicit_reward", "k1", "k2", "k3", "kl_in_loss", "kl_in_reward",
-    "last_index", "load_adapters", "load_checkpoint", "load_model", "load_pairs", "load_prompts",
+    "last_index", "load_adapters", "load_answers", "load_checkpoint", "load_model", "load_pairs", "load_prompts",
     "load_smollm", "load_tokenizer", "log_ratio", "logprobs_from_hidden", "masked_mean", "masked_sum", "masked_var",
     "merge_adapters", "model_card", "newest_checkpoint", "pairwise_loss", "plot_metrics", "policy_loss",
     "ppo_loss", "preset_table", "probability_ratio", "push_to_hub", "response_mask", "sample",
-    "sampler_weights", "save_checkpoint", "save_merged", "sequence_kl", "stream_pairs", "stream_prompts",
+    "sampler_weights", "save_checkpoint", "save_merged", "sequence_kl", "stream_answers", "stream_pairs", "stream_prompts",
     "token_kl", "token_logprobs", "train_dpo", "train_in", "train_kto", "update_meters", "value_loss", "whiten",
     "with_lora", "without_adapters",
 ]  # fmt: skip

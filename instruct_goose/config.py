@@ -18,6 +18,7 @@ import torch
 from instruct_goose.core.checks import (
     answers_foreign,
     Count,
+    json_object,
     Limit,
     LongRows,
     NotNegative,
@@ -76,9 +77,9 @@ FOREIGN_NAMES = {
     "drop_flat": "drop_flat_groups",
     "vllm_importance_sampling_cap": "importance_cap",
     "vllm_importance_sampling_mode": "importance_level and importance_beyond",
-    "off_policy_mask_threshold": "importance_cap, with importance_level='sequence' and "
-    "importance_beyond='drop'",
-    "top_entropy_quantile": "nothing: all tokens are learnt from",
+    "off_policy_mask_threshold": "surrogate='sequence_masked' of instruct_goose.compat.losses, "
+    "with surrogate_settings={'max_kl': …}",
+    "top_entropy_quantile": "an advantage that high_entropy of instruct_goose.compat.losses makes",
     "top_p": "nothing: the loss needs tokens from the whole distribution",
     "multi_objective_aggregation": "reward_weighting, 'raw' or 'scaled'",
     "use_score_scaling": "reward_scaling='running'",
@@ -161,6 +162,8 @@ def _size_conflicts(config: "RLHFConfig") -> Iterator[Conflict]:
     if config.stop_strings is not None:
         if len(config.stop_strings) == 0 or "" in config.stop_strings:
             yield "stop_strings", "texts that are not empty, or None"
+    if json_object(config.template_kwargs) is None:
+        yield "template_kwargs", 'an object in JSON, such as {"enable_thinking": false}'
     if config.keep_best and (config.eval_every is None or config.eval_every > config.steps):
         yield (
             "eval_every",
@@ -251,7 +254,16 @@ def bias_warnings(config: "RLHFConfig") -> Iterator[str]:
             f"kl_estimator={estimator!r} in the reward is biased: a reward has no gradient of its "
             "own, and k1 then pulls as the KL does. Take k1 (or None), or kl_placement='loss'"
         )
-    if config.kl_placement == "loss" and config.kl_gradient == "plain" and config.epochs > 2:
+    in_loss = config.kl_placement == "loss"
+    estimator = config.kl_estimator or "k2"
+    by_itself = config.kl_gradient in ("plain", "ratio")
+    if in_loss and by_itself and not ESTIMATORS[estimator].right_with_ratio:
+        yield (
+            f"kl_estimator={estimator!r} in the loss is biased: its mean is not the KL, nor its "
+            "gradient that of the KL, with kl_gradient='ratio' neither. Take k2 or k3, or "
+            "kl_gradient='straight_through'"
+        )
+    if in_loss and config.kl_gradient == "plain" and config.epochs > 2:
         yield (
             f"kl_gradient='plain' with epochs={config.epochs} is biased: after the first step the "
             "tokens are the old policy's, and their mean is not the KL of the new one. Take "
@@ -331,6 +343,7 @@ class RLHFConfig(Settings):
     max_new_tokens: Count = 32  # longest response, in tokens
     long_rows: LongRows = "refuse"
     "prompts that leave no room for a response: an error, or only their ends stay, or none of them"
+    template_kwargs: str | None = None  # for the chat template, as JSON: {"enable_thinking": false}
     temperature: Positive = 1.0  # of the policy, in sampling and in every log-probability
     stop_strings: tuple[str, ...] | None = None  # texts that end a response; none: only end tokens
     # advantage

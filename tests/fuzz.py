@@ -233,11 +233,30 @@ def check_rows(made: list, pairs: bool) -> None:
     assert made
     for x in made:
         if not pairs:
-            assert isinstance(x, str) and x.strip() and x.encode()
+            check_value(x["prompt"])
             continue
         assert list(x) == ["prompt", "chosen", "rejected"]
-        assert all(isinstance(t, str) and (t.encode() or not t) for t in x.values())
-        assert x["chosen"].strip() and x["rejected"].strip() and x["chosen"] != x["rejected"]
+        assert len({isinstance(side, list) for side in x.values()}) == 1
+        assert x["chosen"] != x["rejected"]
+        for side in ("prompt", "chosen", "rejected"):
+            if side != "prompt" or isinstance(x[side], list):
+                check_value(x[side])
+
+
+def check_value(value: object) -> None:
+    "A text that says something, or turns that have a role and a content."
+    assert value
+    if isinstance(value, str):
+        assert value.strip() and value.encode()
+        return
+    for turn in value:
+        assert isinstance(turn["role"], str) and "content" in turn
+
+
+def once(items: list) -> dict:
+    if len(dict(items)) < len(items):
+        raise ValueError("a name twice")
+    return dict(items)
 
 
 def second_reading(path: Path) -> list | None:
@@ -245,8 +264,9 @@ def second_reading(path: Path) -> list | None:
     blob = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     try:
         if path.suffix == ".json":
-            made = json.loads(blob.decode())
+            made = json.loads(blob.decode(), object_pairs_hook=once)
             return made if isinstance(made, list) else None
+        csv.field_size_limit(10**9)
         header, *rows = [
             x
             for x in csv.reader(
@@ -258,7 +278,7 @@ def second_reading(path: Path) -> list | None:
         ]
         return (
             [dict(zip(header, x)) for x in rows]
-            if all(len(x) == len(header) for x in rows)
+            if all(len(x) == len(header) for x in rows) and len({*header}) == len(header)
             else None
         )
     except (ValueError, RecursionError, csv.Error):

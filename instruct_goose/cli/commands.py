@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from tyro.conf import Positional
 
 from .. import exercises
-from ..core.checks import Count, Positive, Seed, Settings, Threads
+from ..core.checks import Count, json_object, Positive, Seed, Settings, Threads
 from ..core.files import printable, read_json, text_table
 from ..core.random import torch_threads
 from ..doctor.diagnosis import diagnose, OF_THE_BUILT_IN_LOSS, report
@@ -37,7 +37,7 @@ from instruct_goose.models.loading import (
 from ..models.rendering import Renderer
 from ..models.sampling import sample
 from ..models.tokens import pad, pad_id_of, PromptDataset, token_limit
-from ..recipes.inputs import arguments_in, named_object
+from ..recipes.inputs import named_object
 from ..rollouts.prompts import max_prompt_length, model_eos_ids
 from ..rollouts.rewards import completion_texts
 from ..rollouts.rollout import decode, Rollout
@@ -57,7 +57,7 @@ class Writing(Settings):
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         "Yield settings that make no sense, with what they must be."
-        if arguments_in(self.template_kwargs) is None:
+        if json_object(self.template_kwargs) is None:
             yield "template_kwargs", 'an object in JSON, such as {"enable_thinking": false}'
 
 
@@ -187,7 +187,7 @@ def run_settings(run_dir: Path) -> dict[str, Any]:
 
 def template_arguments(run_dir: Path, given: str | None) -> dict[str, Any]:
     "Choose what the chat template is given: these arguments in JSON, or the run's."
-    return arguments_in(given or run_settings(run_dir).get("template_kwargs")) or {}
+    return json_object(given or run_settings(run_dir).get("template_kwargs")) or {}
 
 
 def stops_of(

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['K', 'Count', 'Threads', 'Positive', 'NotNegative', 'Share', 'Seed', 'LongRows', 'shorten', 'install',
-           'answers_foreign', 'hints_for', 'Limit', 'OneOf', 'Settings', 'check_values', 'value_error', 'number_error',
-           'tuple_error']
+           'answers_foreign', 'hints_for', 'Limit', 'OneOf', 'json_object', 'Settings', 'check_values', 'value_error',
+           'number_error', 'tuple_error']
 
 # %% ../../nbs/reference/core/checks.ipynb #67b17ef0
 import difflib
 import inspect
+import json
 import math
 import reprlib
 import types
@@ -142,6 +143,15 @@ Share = Annotated[float, Limit(0, 1)]
 
 Seed = Annotated[int, Limit(0, 2**44 - 1)]  # 20 of a generator's 64 bits count its streams
 LongRows = Literal["refuse", "cut", "drop"]  # rows that are too long: an error, cut, or left out
+
+
+def json_object(text: str | None) -> dict[str, Any] | None:  # None: it is no object
+    "Read names and values that are written in JSON, such as arguments of a chat template."
+    try:
+        values = json.loads(text or "{}")
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) else None
 
 # %% ../../nbs/reference/core/checks.ipynb #6e0c7c81
 @dataclass

@@ -88,11 +88,11 @@ def require_model_place(source: str | Path) -> None:
 
 
 def require_rows_file(path: str | os.PathLike) -> None:
-    "Raises FileNotFoundError for a file of rows that is not there."
-    if not os.path.isfile(path):
+    "Raises FileNotFoundError for a file or a folder of rows that is not there."
+    if not os.path.exists(path):
         raise FileNotFoundError(
             f"no file {shorten(path)}. A data set of the Hub is passed as "
-            "datasets.load_dataset(name, split='train'), texts as a list"
+            "datasets.load_dataset(name, split='train')"
         )
 
 

@@ -27,6 +27,7 @@ class RowPolicy:
     bad_rows: BadRows = "refuse"  # an error that names them; or they are skipped and counted
     long_rows: LongRows = "refuse"  # an error; or they are cut, or left out and counted
     limit: int | None = None  # tokens that a row may have; None: any number
+    vocabulary: int | None = None  # ids of tokens lie below; None: they are not checked
 
     def leaves_out(self, error: BadRow) -> bool:
         "Whether a row with this fault is left out, rather than refused."

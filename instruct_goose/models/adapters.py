@@ -48,7 +48,7 @@ def expert_parameters(
     return found
 
 
-def _expert_targets(of_experts: dict[str, nn.Parameter], lora_config: Any) -> list[str]:
+def _expert_targets(of_experts: dict[str, nn.Parameter], lora_config: type) -> list[str]:
     "The names for peft. Raises ValueError where there are no experts, or peft cannot reach them."
     if not of_experts:
         raise ValueError("experts=True, and the model has no experts: leave it out")
@@ -257,12 +257,13 @@ def _without_adapter_layers(model: PreTrainedModel, shared: dict[int, Any]) -> P
     return plain
 
 
-def _learnt_module(wrapper: Any) -> nn.Module:
+def _learnt_module(wrapper: nn.Module) -> nn.Module:
     "The module that learnt in a wrapper of peft: the copy, or the embedding with its token rows."
+    known: Any = wrapper  # peft's, with or without copies
     copies = getattr(wrapper, "modules_to_save", None)
     if copies is None:
-        return wrapper.original_module
-    return copies[wrapper.active_adapters[0]]
+        return known.original_module
+    return copies[known.active_adapters[0]]
 
 # %% ../../nbs/guides/lora.ipynb #1cf09eb8
 def _require_unmerged(model: nn.Module) -> None:
@@ -334,13 +335,14 @@ def merge_in_place(model: PreTrainedModel) -> PreTrainedModel:  # plain, of the 
     return _without_adapter_layers(model, {id(p): p for p in model.parameters()})
 
 
-def adapted_weight(layer: Any) -> Tensor:
+def adapted_weight(layer: nn.Module) -> Tensor:
     "Find the weight that adapters are added to: a layer's own, or the table of experts."
     name = getattr(layer, "parameter_name", "weight")
-    return getattr(layer.get_base_layer(), name)
+    adapted: Any = layer
+    return getattr(adapted.get_base_layer(), name)
 
 
-def _adds(layer: Any) -> bool:
+def _adds(layer: nn.Module) -> bool:
     "Does merging add to the weight? Trained token rows take the place of rows, wherever used."
     return not hasattr(layer, "trainable_tokens_delta")
 

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['SMOLLM', 'Kind', 'LAYER_COUNTS', 'SMOLLM_PACKAGES', 'CHAT_TEMPLATE', 'WEIGHTS', 'find_model', 'holds_adapters',
            'check_files', 'read_config', 'load_model', 'load_tokenizer', 'load_generation_config', 'load_config',
-           'load_part', 'first_line_of', 'check_loaded_weights', 'without_tied', 'restore_head_bias', 'load_adapters',
-           'base_model_of', 'save_merged', 'save_atomically', 'load_smollm', 'require_smollm', 'tiny_smollm',
-           'as_stored', 'save_weights', 'SavesPretrained', 'save_model', 'align_ends']
+           'configured_vocabulary', 'load_part', 'first_line_of', 'check_loaded_weights', 'without_tied',
+           'restore_head_bias', 'load_adapters', 'fit_embedding', 'base_model_of', 'save_merged', 'save_atomically',
+           'load_smollm', 'require_smollm', 'tiny_smollm', 'as_stored', 'save_weights', 'SavesPretrained', 'save_model',
+           'align_ends']
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0003
 import json
@@ -261,6 +262,16 @@ def load_config(
         return load_config(base_model_of(directory))
     return load_part(directory, "configuration", {})
 
+
+def configured_vocabulary(source: str | Path) -> int | None:
+    """Read how many tokens the embedding of a model holds. No weight is read.
+
+    None for adapters, which may have been saved with an embedding of their own.
+    """
+    if holds_adapters(find_model(source)):
+        return None
+    return getattr(load_config(source).get_text_config(), "vocab_size", None)
+
 # %% ../../nbs/reference/models/loading.ipynb #10ad000b
 _AUTO = {
     "policy": AutoModelForCausalLM,
@@ -388,6 +399,7 @@ def load_adapters(
         model = load_model(base, **{"dtype": "auto", **options})
     if has_adapters(model):
         raise ValueError("the base has adapters already: pass the model without them")
+    fit_embedding(model, directory)
     conversions = vars(model).get("_weight_conversions")
     try:
         report = model.load_adapter(str(directory), is_trainable=True)
@@ -397,8 +409,26 @@ def load_adapters(
         ) from e
     if "_weight_conversions" in vars(model):  # transformers 5 renames weights when it saves, here
         vars(model)["_weight_conversions"] = conversions  # as adapters'; a merged model has others
+    model.tie_weights()  # an embedding that was saved with the adapters is a new tensor
     check_loaded_weights(str(directory), model, report.to_dict())
     return widen_trainable(model)
+
+
+def fit_embedding(model: PreTrainedModel, directory: str | Path) -> None:
+    "Resize a base's embedding, in place, to that which adapters were saved with, if they were."
+    embedding = model.get_input_embeddings().get_parameter("weight")
+    name = ""
+    for known, x in model.named_parameters():
+        if x is embedding:
+            name = known
+    rows = len(embedding)
+    for file in Path(directory).glob("adapter_model*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            for key in tensors.keys():
+                if key.removeprefix("base_model.model.") == name:
+                    rows = tensors.get_slice(key).get_shape()[0]
+    if rows != len(embedding):
+        model.resize_token_embeddings(rows, mean_resizing=False)  # the saved rows replace it
 
 
 def base_model_of(directory: str | Path) -> str:
@@ -547,10 +577,12 @@ def as_stored(model: PreTrainedModel) -> Iterator[None]:
     in it again, at half the size; each weight is rounded once. Weights beside adapters stay.
     """
     stored = getattr(model.config, "dtype", None)
-    if not isinstance(stored, torch.dtype) or not stored.is_floating_point:
-        yield
-        return
-    if model.dtype.itemsize <= stored.itemsize or has_adapters(model):
+    is_narrower = (
+        isinstance(stored, torch.dtype)
+        and stored.is_floating_point
+        and stored.itemsize < model.dtype.itemsize
+    )
+    if not is_narrower or has_adapters(model):
         yield
         return
     wide = [(p, p.data) for p in model.parameters() if p.dtype == model.dtype]

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['pairwise_loss', 'PairwiseLoss', 'all_pairs_loss', 'last_token_logits', 'label_logits', 'tokenizer_fingerprint',
-           'check_tokenizer', 'RewardModel', 'longest_text', 'score_in_batches', 'check_spread', 'log_odds', 'CutTexts',
-           'Classifier', 'find_label']
+           'check_tokenizer', 'RewardModel', 'longest_text', 'score_in_batches', 'template_rows', 'rendered_chats',
+           'check_spread', 'log_odds', 'CutTexts', 'Classifier', 'find_label']
 
 # %% ../../nbs/learn/14_reward_model.ipynb #3ce27b11
 import copy
@@ -37,7 +37,13 @@ from instruct_goose.models.families import (
 )
 from .loading import find_model, load_model, load_tokenizer, save_weights
 from .response import forward_pass
-from .rendering import is_conversation, Renderer
+from .rendering import is_conversation, Renderer, template_columns
+from instruct_goose.models.vocabulary import (
+    readable_pad_id,
+    require_readable,
+    unreadable_in,
+    warn_of_unreadable,
+)
 from .tokens import as_mask, compact, pad, pad_id_of, require_fitting
 from ..objective.masks import last_index, same_shape, wide
 
@@ -139,20 +145,12 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:  # "size-h
 def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a tokenizer belongs to a reward model.
 
-    Raises ValueError for a tokenizer without a pad token, of another size than the embedding, or
-    with another fingerprint than the one in the model's configuration.
+    Raises ValueError for a tokenizer without a pad token, or with another fingerprint than the
+    one in the model's configuration. Names the tokens that the model cannot read.
     """
     pad_id_of(tokenizer)
     name = type(tokenizer).__name__
-    n = len(tokenizer)
-    rows = vocabulary_size(model)
-    # spare rows are for the hardware: Qwen2.5 has 151,936 in all
-    rounded_up = rows % 64 == 0 and 0 < rows - n <= 0.03 * rows
-    if rows != n and not rounded_up:
-        raise ValueError(
-            f"the tokenizer ({name}) has {n} tokens, the reward model an embedding "
-            f"of {rows}: load the tokenizer that was saved with the model"
-        )
+    warn_of_unreadable(tokenizer, vocabulary_size(model))
     saved = getattr(model.config, "reward_tokenizer", None)
     given = tokenizer_fingerprint(tokenizer)
     if saved not in (None, given):
@@ -192,9 +190,10 @@ class RewardModel(nn.Module):
         config.reward_mean = getattr(config, "reward_mean", 0.0)
         config.reward_std = getattr(config, "reward_std", 1.0)
         config.reward_tokenizer = tokenizer_fingerprint(tokenizer)
-        pad_id = tokenizer.pad_token_id
+        pad_id: Any = tokenizer.pad_token_id
         is_shared = pad_id in (tokenizer.eos_token_id, tokenizer.bos_token_id)
-        config.pad_token_id = None if is_shared else pad_id
+        is_readable = unreadable_in([pad_id], vocabulary_size(self.model)) is None
+        config.pad_token_id = None if is_shared or not is_readable else pad_id
 
     @classmethod
     def from_causal_lm(
@@ -242,31 +241,37 @@ class RewardModel(nn.Module):
         prompt_ids: Sequence[Sequence[int]] | None = None,  # as the policy read them
         completion_ids: Sequence[Sequence[int]] | None = None,  # as the policy wrote them
         tokenizer: PreTrainedTokenizerBase | None = None,  # the policy's
+        tools: Sequence | None = None,  # columns of the data that its chat template takes
+        documents: Sequence | None = None,
+        chat_template_kwargs: Sequence | None = None,
     ) -> list[float]:  # one per text, in order
         """Score texts, or prompts with responses, without dropout or gradient.
 
         In RL it reads the ids that it would have been trained on: those of the policy, where
-        the tokenizers are the same, else prompt and response through its own chat template.
-        Raises ValueError naming a text that is empty or too long.
+        tokenizers and chat templates are the same, else prompt and response through its own chat
+        template. Raises ValueError naming a text that is empty or too long.
         """
         rows: Sequence[str | Sequence[int]] = texts
         if prompts is not None and completions is not None:
-            renderer = Renderer(self.tokenizer)
-            chats = [i for i, prompt in enumerate(prompts) if is_conversation(prompt)]
+            columns = template_rows(len(prompts), tools, documents, chat_template_kwargs)
+            rows = rendered_chats(self.tokenizer, texts, prompts, completions, columns)
             if prompt_ids is not None and completion_ids is not None and self._reads(tokenizer):
-                rows = [
-                    renderer.response_row(prompt, response, i not in chats)
-                    for i, (prompt, response) in enumerate(
-                        zip(prompt_ids, completion_ids, strict=True)
-                    )
-                ]
-            elif chats:
-                rendered = renderer.reward_rows(
-                    [prompts[i] for i in chats], [completions[i] for i in chats]
-                )
-                by_place = dict(zip(chats, rendered, strict=True))
-                rows = [by_place.get(i, text) for i, text in enumerate(texts)]
+                renderer = Renderer(self.tokenizer)
+                same_template = self._writes_chats_as(tokenizer)
+                sampled = []
+                for i, prompt in enumerate(prompts):
+                    row = rows[i]
+                    is_chat = is_conversation(prompt)
+                    if same_template or not is_chat:
+                        row = renderer.response_row(prompt_ids[i], completion_ids[i], not is_chat)
+                    sampled.append(row)
+                rows = sampled
         return score_in_batches(self.model, self.tokenizer, self, rows, batch_size, "text")
+
+    def _writes_chats_as(self, tokenizer: PreTrainedTokenizerBase | None) -> bool:
+        "Whether another tokenizer has the same chat template."
+        own = getattr(self.tokenizer, "chat_template", None)
+        return getattr(tokenizer, "chat_template", None) == own
 
     def _reads(self, tokenizer: PreTrainedTokenizerBase | None) -> bool:
         "Whether another tokenizer's ids are this model's."
@@ -323,7 +328,7 @@ class RewardModel(nn.Module):
 
 # %% ../../nbs/learn/14_reward_model.ipynb #7b1c36c8
 def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Find how many tokens a classifier reads: what its positions and its tokenizer allow.
+    """Find how many tokens a classifier reads: what positions and tokenizer allow.
 
     RoBERTa and its relatives count positions from behind the padding token's, and have fewer than
     their configuration says.
@@ -359,7 +364,9 @@ def score_in_batches(
         rows[i] = ids
     require_fitting(rows, [str(text) for text in texts], limit, f"{name} {{}}".format)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    filling: Any = tokenizer.pad_token_id or 0
+    vocabulary = vocabulary_size(model)
+    require_readable(rows, vocabulary, tokenizer, f"{name} {{}}".format)
+    filling = readable_pad_id(tokenizer, vocabulary)
     scores = [0.0] * len(rows)
     with eval_mode(model), torch.no_grad():
         for start in range(0, len(order), batch_size):
@@ -369,6 +376,41 @@ def score_in_batches(
             for i, x in zip(batch, batch_scores, strict=True):
                 scores[i] = x
     return scores
+
+
+def template_rows(
+    n: int,  # rows
+    tools: Sequence | None,  # columns of the data
+    documents: Sequence | None,
+    chat_template_kwargs: Sequence | None,
+) -> list[dict[str, Any]]:
+    "The arguments that the data's columns give the chat template, row by row."
+    given = {"tools": tools, "documents": documents, "chat_template_kwargs": chat_template_kwargs}
+    columns = {name: column for name, column in given.items() if column is not None}
+    return [
+        template_columns({name: column[i] for name, column in columns.items()}) for i in range(n)
+    ]
+
+
+def rendered_chats(
+    tokenizer: PreTrainedTokenizerBase,  # the one that reads
+    texts: Sequence[str | Sequence[int]],
+    prompts: Sequence,  # texts, or messages
+    completions: Sequence,  # the same
+    columns: Sequence[dict[str, Any]],  # arguments of the chat template
+) -> list[str | Sequence[int]]:
+    "Conversations as ids through a tokenizer's own chat template; other rows are their texts."
+    rows: list[str | Sequence[int]] = list(texts)
+    chats = [i for i, prompt in enumerate(prompts) if is_conversation(prompt)]
+    if chats:
+        rendered = Renderer(tokenizer).reward_rows(
+            [prompts[i] for i in chats],
+            [completions[i] for i in chats],
+            [columns[i] for i in chats],
+        )
+        for i, ids in zip(chats, rendered, strict=True):
+            rows[i] = ids
+    return rows
 
 # %% ../../nbs/learn/14_reward_model.ipynb #fb186646
 def check_spread(scores: Float[Tensor, "batch"], dtype: torch.dtype) -> None:
@@ -415,7 +457,8 @@ class Classifier:
         model: PreTrainedModel,  # for sequence classification
         tokenizer: PreTrainedTokenizerBase,  # the model's own
         label: str | int | None = None,  # the wanted one; None where there is one alone
-        template: Callable[..., str] | None = None,  # (prompt, completion) → text; None: joined
+        template: Callable[..., str | Sequence[int]] | None = None,
+        # (prompt, completion) → text or ids; None: conversations through its chat template
         batch_size: int = 64,  # texts per forward
     ):
         name = type(model).__name__
@@ -437,18 +480,27 @@ class Classifier:
         texts: Sequence[str],
         prompts: Sequence | None = None,  # texts, or lists of messages
         completions: Sequence | None = None,  # the same
+        tools: Sequence | None = None,  # columns of the data that its chat template takes
+        documents: Sequence | None = None,
+        chat_template_kwargs: Sequence | None = None,
     ) -> list[float]:  # one per text, in order
         """Score texts, without dropout or gradient.
 
-        Raises ValueError naming a text that is empty, and for a template without prompts and
-        completions.
+        Conversations are read as its own chat template writes them, if it has one; what it reads
+        otherwise is the template's, or the text. Raises ValueError naming a text that is empty,
+        and for a template without prompts and completions.
         """
         if self.template is not None:
             if prompts is None or completions is None:
                 raise ValueError("a template needs prompts and completions")
             answered = zip(prompts, completions, strict=True)
-            texts = [self.template(prompt, completion) for prompt, completion in answered]
-        rows = self.rows(list(texts))
+            asked = [self.template(prompt, completion) for prompt, completion in answered]
+        elif prompts is not None and completions is not None and self.tokenizer.chat_template:
+            columns = template_rows(len(prompts), tools, documents, chat_template_kwargs)
+            asked = rendered_chats(self.tokenizer, texts, prompts, completions, columns)
+        else:
+            asked = list(texts)
+        rows = self.rows(asked)
         return score_in_batches(
             self.model,
             self.tokenizer,
@@ -458,9 +510,11 @@ class Classifier:
             "the classifier's text",
         )
 
-    def rows(self, texts: list[str]) -> list[list[int]]:
+    def rows(self, texts: Sequence[str | Sequence[int]]) -> list[list[int]]:
         "Tokenise texts, cut to what the classifier reads. Warns once where it cuts."
-        rows = Renderer(self.tokenizer).texts(texts)
+        plain = [text for text in texts if isinstance(text, str)]
+        encoded = iter(Renderer(self.tokenizer).texts(plain))
+        rows = [next(encoded) if isinstance(text, str) else list(text) for text in texts]
         long = [i for i, ids in enumerate(rows) if len(ids) > self.limit]
         if long and not self.has_warned:
             self.has_warned = True
@@ -474,8 +528,14 @@ class Classifier:
                 stacklevel=3,
             )
         for i in long:
-            cut = self.tokenizer(texts[i], truncation=True, max_length=self.limit)
-            rows[i] = list(cut["input_ids"])
+            text = texts[i]
+            if isinstance(text, str):
+                cut = self.tokenizer(text, truncation=True, max_length=self.limit)
+                rows[i] = list(cut["input_ids"])
+            elif self.tokenizer.truncation_side == "left":
+                rows[i] = rows[i][-self.limit :]
+            else:
+                rows[i] = rows[i][: self.limit]
         return rows
 
 # %% ../../nbs/learn/14_reward_model.ipynb #13d892ab

@@ -159,6 +159,7 @@ class AdvantageInputs(NamedTuple):
     group_ddof: int  # see group_advantages
     gamma: float  # discount per token
     lam: float  # see gae
+    entropy: Any = None  # of π_old at each token, (batch, time), nats; None: not known
 
     def spread(self, of_response: Float[Tensor, "batch"]) -> Float[Tensor, "batch time"]:
         "Repeat one number per response, (batch,), at each of its tokens; 0 at padding."
@@ -217,6 +218,7 @@ def estimate_advantages(
     group_ddof: int = 1,  # see group_advantages
     gamma: float = 1.0,  # discount per token
     lam: float = 0.95,  # see gae
+    entropy: Float[Tensor, "batch time"] | None = None,  # of π_old, for entries that ask for it
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"] | None]:  # (Â, R̂ or None)
     """Â of every token, not whitened, and the value head's targets where there is one.
     float32 or wider, no gradient, 0 at padding. Raises ValueError for an unknown `how`,
@@ -235,6 +237,6 @@ def estimate_advantages(
         )
     return entry.estimate(
         AdvantageInputs(
-            rewards.detach(), mask, values, baseline, group_size, group_ddof, gamma, lam
+            rewards.detach(), mask, values, baseline, group_size, group_ddof, gamma, lam, entropy
         )
     )

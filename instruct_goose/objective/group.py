@@ -88,9 +88,10 @@ def _cells(preset: dict[str, Any]) -> list[str]:
         return d[key].replace("_", " ")
 
     surrogate, advantage = words("surrogate"), words("advantage")
-    if SURROGATES[d["surrogate"]].held is not None:  # a clip that holds something
+    entry = SURROGATES[d["surrogate"]]
+    if entry.held is not None:  # a clip that holds something
         high = d["clip"] if d["clip_high"] is None else d["clip_high"]
-        surrogate += f", ρ in [{1 - d['clip']:g}, {1 + high:g}]"
+        surrogate += f", {entry.clip_text(d['clip'], high)}"
     if d["dual_clip"] is not None:
         surrogate += f", dual clip {d['dual_clip']:g}"
     for name, x in complete_settings(d["surrogate"], d.get("surrogate_settings")).items():
@@ -115,7 +116,8 @@ def _cells(preset: dict[str, Any]) -> list[str]:
 def preset_table() -> str:  # markdown, one row per preset
     """Write PRESETS as a table, with their papers from PRESET_SOURCES.
 
-    A choice is spelt with spaces for underscores. ρ in [a, b]: from 1 − clip to 1 + clip_high.
+    A choice is spelt with spaces for underscores. ρ in [a, b]: from 1 − clip to 1 + clip_high;
+    a surrogate whose clip bounds something else says so.
     G: group_size. KL: placement, estimator (None shows as what it stands for), gradient in a
     loss, β.
     """

@@ -38,10 +38,11 @@ def exact_kl(
     logprobs: Float[Tensor, "*batch vocab"],  # log π(·|s), the whole vocabulary
     ref_logprobs: Float[Tensor, "*batch vocab"],  # log π_ref(·|s)
     mask: Bool[Tensor, "*batch"] | None = None,  # True where the position counts
-) -> Float[Tensor, "*batch"]:  # nats, never negative; 0 at padding
+) -> Float[Tensor, "*batch"]:  # nats; 0 at padding
     """Compute KL(π‖π_ref) = Σₐ π(a)·[log π(a) − log π_ref(a)] by enumeration.
 
-    With 0·log 0 = 0; float32 or wider, inf where π_ref forbids what π may do.
+    With 0·log 0 = 0; float32 or wider, inf where π_ref forbids what π may do. At least 0 but for
+    rounding: between nearly equal distributions float32 may give about −1e-7.
     Raises ValueError if shapes differ, or if a row is not a distribution.
     """
     same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
@@ -91,15 +92,16 @@ class Estimator(NamedTuple):
 
     of: Callable[[Tensor], Tensor]  # ℓ → nats
     unbiased: bool = False  # charged in the reward, its mean gradient is that of KL(π‖π_ref)
+    right_with_ratio: bool = False  # in the loss, ρ·k has that gradient; for k2 with ρ as a number
 
     def __call__(self, ell: Tensor) -> Tensor:
         return self.of(ell)
 
 
 ESTIMATORS: dict[str, Estimator] = {
-    "k1": Estimator(k1, unbiased=True),
-    "k2": Estimator(k2),
-    "k3": Estimator(k3),
+    "k1": Estimator(k1, unbiased=True, right_with_ratio=True),
+    "k2": Estimator(k2, right_with_ratio=True),
+    "k3": Estimator(k3, right_with_ratio=True),
 }
 
 # %% ../../nbs/learn/06_kl.ipynb #40177931
@@ -189,9 +191,10 @@ def kl_in_loss(
 ) -> Float[Tensor, "batch time"]:  # nats times β, for the loss; 0 at padding
     """β·k(ℓₜ), or β·ρₜ·k(ℓₜ) with ρ = π/π_old if `old_logprobs` is given.
 
-    On policy k2 has the gradient of KL(π‖π_ref) and k3 that of KL(π_ref‖π); with ρ, or
-    straight through (k₂ − sg(k₂) + sg(k), sg: no gradient), every k has that of
-    KL(π‖π_ref). Stale samples need ρ (cut at e²⁰). Each token's own KL only: what an
+    On policy k2 has the gradient of KL(π‖π_ref) and k3 that of KL(π_ref‖π). With ρ k1, k2
+    and k3 have that of KL(π‖π_ref), other estimators if their mean is the KL. Straight
+    through (k₂ − sg(k₂) + sg(k), sg: no gradient) it is that of k2, whatever k is. Stale
+    samples need ρ (cut at e²⁰). Each token's own KL only: what an
     early token leads to is charged by `kl_in_reward`. Raises ValueError for negative β,
     and for plain k1 without `old_logprobs`, whose expected gradient is 0."""
     if estimator == "k1" and old_logprobs is None and not straight_through:

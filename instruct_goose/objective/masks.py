@@ -260,8 +260,9 @@ def whiten(
 ) -> Float[Tensor, "*shape"]:  # mean 0, variance 1; 0 at padding
     """Shift and scale the real tokens: (x − x̄) / √(var + ϵ), var unbiased.
 
-    All-equal x gives 0, and so does a spread beyond 1e19, whose square is not a float32. Raises
-    ValueError if the shapes differ, and for fewer than two tokens.
+    All-equal x gives 0, and so does a spread beyond 1e19, whose square is not a float32; with
+    shift_mean=False both give the mean. Raises ValueError if the shapes differ, and for fewer
+    than two tokens.
     """
     mean = masked_mean(x, mask)
     var = masked_var(x, mask)

@@ -123,6 +123,14 @@ class SurrogateInputs(NamedTuple):
     settings: Mapping[str, float] = {}  # of this surrogate alone, by name
 
 
+def _ratio_text(
+    clip: float,  # ε
+    clip_high: float,  # ε above 1
+) -> str:
+    "Say what PPO's clip bounds: ρ in [0.8, 1.2]."
+    return f"ρ in [{1 - clip:g}, {1 + clip_high:g}]"
+
+
 class Surrogate(NamedTuple):
     """What a token contributes to the objective, and what the clip does to it.
 
@@ -134,6 +142,7 @@ class Surrogate(NamedTuple):
     held: Callable[[SurrogateInputs], dict[str, Tensor]] | None = None  # {name: where}
     takes_dual_clip: bool = False
     settings: Mapping[str, float] = {}  # of its own, by name, with their defaults
+    clip_text: Callable[[float, float], str] = _ratio_text  # (ε, ε_high) → what they bound
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #5d2e8f03
 def _min_held(x: SurrogateInputs):
@@ -292,6 +301,7 @@ def held_tokens(
     clip_high: float | None = None,  # ε above 1, if it is to differ
     dual_clip: int | float | None = None,  # c, if there is one
     surrogate_settings: Mapping[str, float] | None = None,  # of this surrogate alone
+    logprobs: Float[Tensor, "batch time"] | None = None,  # log π, where a clip depends on it
 ) -> dict[str, Bool[Tensor, "batch time"]]:  # low, high, and what else there is
     """Find the tokens that the clip of this surrogate holds, by the name of its side.
 
@@ -300,13 +310,15 @@ def held_tokens(
     """
     settings = complete_settings(surrogate, surrogate_settings)
     entry = SURROGATES[surrogate]
+    if logprobs is None:
+        logprobs = torch.zeros_like(ratio)
     none = torch.zeros_like(ratio, dtype=torch.bool)
     held = dict(low=none, high=none)
     if entry.held is not None:
         held |= entry.held(
             SurrogateInputs(
                 ratio,
-                torch.zeros_like(ratio),
+                torch.where(mask, wide(logprobs.detach()), 0.0),
                 advantages,
                 mask,
                 clip,

@@ -35,12 +35,13 @@ def adaptive_entropy(
     entropy: float,  # S, measured, nats per token
     target: float,  # S*, below which the bonus acts
     step: float = 0.005,  # Δ
-    most: float = 1.0,  # c stays between 0 and this
+    most: float = 1.0,  # c rises to this at most; one that begins above it rises no further
 ) -> tuple[float, float]:  # α, what the bonus weighs now, and the next coefficient
     """Decide what the entropy bonus weighs now, and its next coefficient.
 
-    α = c·1[S ≤ S*], and c ← c + Δ where S ≤ S*, else c − Δ, from 0 to `most`. He et al. (2025),
-    Skywork-OR1; the bounds are TRL's. Raises ValueError unless S is finite.
+    α = c·1[S ≤ S*], and c ← c + Δ where S ≤ S*, else c − Δ, at least 0 and at most `most`
+    or the present c, whichever is larger. He et al. (2025), Skywork-OR1; the bounds are TRL's.
+    Raises ValueError unless S is finite.
     """
     if not abs(entropy) < float("inf"):
         raise ValueError(f"the measured entropy is {entropy}: look for logits that are not finite")
@@ -72,7 +73,15 @@ def update_meters(
     return dict(
         approx_kl=masked_mean(k3, mask),
         **held_shares(
-            surrogate, ratio, advantages, mask, clip, clip_high, dual_clip, surrogate_settings
+            surrogate,
+            ratio,
+            advantages,
+            mask,
+            clip,
+            clip_high,
+            dual_clip,
+            surrogate_settings,
+            logprobs,
         ),
         ratio_mean=masked_mean(ratio, mask),
         ratio_std=masked_var(ratio, mask, unbiased=False).sqrt(),

@@ -10,14 +10,15 @@ __all__ = ['SHOWN_CHARACTERS', 'rows_of_each_kind', 'prompts_of_each_kind', 'fir
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.files import printable
 from ..data.bad_rows import RowPolicy, RowReport
+from ..models.families import vocabulary_size
 from ..models.loading import load_config, load_generation_config
 from ..models.long_rows import fit_row, Side
 from ..models.rendering import Renderer, template_columns
+from ..models.vocabulary import embedding_note
 from ..rollouts.prompts import configured_eos_ids
 
 # %% ../../nbs/reference/recipes/plan.ipynb #14e0f8a8
@@ -156,11 +157,12 @@ def trial_text(
     return f"{text}. --no-trial leaves that out"
 
 
-def loaded_text(model: nn.Module) -> str:
-    "Say that a model was loaded, and how much of it will learn."
+def loaded_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    "Say that a model was loaded, how much of it will learn, and what it can read."
     parameters = list(model.parameters())
     learning = sum(p.numel() for p in parameters if p.requires_grad)
     return (
         f"the model was loaded and checked: {sum(p.numel() for p in parameters):,} weights, "
-        f"{learning:,} of them learn. Nothing was written"
+        f"{learning:,} of them learn\n{embedding_note(tokenizer, vocabulary_size(model))}\n"
+        "nothing was written"
     )

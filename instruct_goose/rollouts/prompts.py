@@ -33,6 +33,11 @@ from instruct_goose.models.rendering import (
     template_columns,
 )
 from ..models.tokens import pad, pad_id_of, token_limit
+from instruct_goose.models.vocabulary import (
+    readable_pad_id,
+    require_readable,
+    warn_of_unreadable,
+)
 from .rollout import PromptBatch, Tokens
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #11d2c0a1
@@ -43,8 +48,8 @@ def special_ids(
 ) -> tuple[list[int], int]:
     """Collect the ids that end a response, and choose one to pad with.
 
-    Raises ValueError for a tokenizer without a pad token or with more tokens than the model, and
-    for a stop token outside the vocabulary.
+    Names the tokens that the model cannot read. Raises ValueError for a tokenizer without a pad
+    token, and for a stop token outside the vocabulary.
     """
     vocab = vocabulary_size(model)
     for token in stop_token_ids:
@@ -56,14 +61,9 @@ def special_ids(
             ends.append(token)
     if tokenizer is None:
         return ends, 0
-    pad_id = pad_id_of(tokenizer)
-    if len(tokenizer) > vocab:
-        raise ValueError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model {vocab}: "
-            "use the model's own tokenizer, or "
-            "`model.resize_token_embeddings(len(tokenizer))`"
-        )
-    return ends, pad_id
+    pad_id_of(tokenizer)
+    warn_of_unreadable(tokenizer, vocab)
+    return ends, readable_pad_id(tokenizer, vocab)
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #7b238f8e
 def model_eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
@@ -183,14 +183,17 @@ def encode_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
                 "prompts are text, but the trainer has no tokenizer: "
                 "give it tokenizer=, or pass token ids"
             )
-        rendered = Renderer(tokens.tokenizer).prompts(
+        rendered = Renderer(tokens.tokenizer, tokens.template_kwargs).prompts(
             [rows[i] for i in places],
             [template_columns(data[i]) for i in places],
             lambda k: f"prompt {places[k]}",
         )
         for i, ids in zip(places, rendered, strict=True):
             rows[i] = ids
-    return [list(map(int, row)) for row in rows]
+    encoded = [list(map(int, row)) for row in rows]
+    if tokens.vocabulary is not None:
+        require_readable(encoded, tokens.vocabulary, tokens.tokenizer, "prompt {}".format)
+    return encoded
 
 
 def fit_prompts(
@@ -230,7 +233,7 @@ def encode_prompts(
 
 
 def drop_long_prompts(prompts: Any, tokens: Tokens, limit: int | None, how: LongRows) -> Any:
-    """Leave out the prompts that config.long_rows drops; of a stream each as it comes.
+    """Leave out the prompts that config.long_rows drops.
 
     Of a stream, which cannot be looked at beforehand, each is dropped as it comes. With "cut" a
     list is warned of here, and cut when it is encoded. Raises ValueError if long prompts are to be

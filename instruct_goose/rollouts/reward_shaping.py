@@ -27,13 +27,15 @@ def overlong_punishment(
     lengths: Int[Tensor, "batch"],  # tokens of each response, n
     limit: int,  # L, max_new_tokens
     buffer: int,  # B, from 1 to L
+    dtype: torch.dtype = torch.float32,  # of the scores that it is added to
 ) -> Float[Tensor, "batch"]:  # from 0 to −1
     """Compute what length costs near the limit: P(n) = min(0, ((L − B) − n)/B).
 
     Yu et al. 2025 (DAPO, 2503.14476), eq. 13; a sampler stops at L, so their third case is left
     out.
     """
-    return ((limit - buffer - lengths) / buffer).clamp(max=0.0)
+    left = (limit - buffer - lengths).to(dtype)
+    return (left / buffer).clamp(max=0.0)
 
 # %% ../../nbs/guides/reward_shaping.ipynb #dc3b7316
 def shape_scores(
@@ -49,10 +51,10 @@ def shape_scores(
     if config.reward_clip is not None:
         scores = scores.clamp(-config.reward_clip, config.reward_clip)
     if config.missing_eos_penalty is not None:
-        scores = scores - config.missing_eos_penalty * ~ends
+        scores = scores - config.missing_eos_penalty * (~ends).to(scores)
     if config.overlong_buffer is not None:
         limit = config.max_new_tokens
-        scores = scores + overlong_punishment(lengths, limit, config.overlong_buffer)
+        scores = scores + overlong_punishment(lengths, limit, config.overlong_buffer, scores.dtype)
     return scores
 
 # %% ../../nbs/guides/reward_shaping.ipynb #1bc02a3f
@@ -78,13 +80,14 @@ def add_to_moments(moments: ScoreMoments, scores: Float[Tensor, "batch"]) -> Sco
 def moments_std(moments: ScoreMoments) -> float:
     """Compute the standard deviation: σ = √(squares/(n − 1)).
 
-    It is 1 where the scores do not spread, or differ by rounding alone.
+    It is 1 where the scores do not spread, or by no more than rounding: twice the float32
+    epsilon of their mean, two to four steps between neighbouring float32 numbers.
     """
     n, mean, squares = moments
     if n < 2:
         return 1.0
     std = (squares / (n - 1)) ** 0.5
-    rounding = 8 * torch.finfo(torch.float32).eps * abs(mean)
+    rounding = 2 * torch.finfo(torch.float32).eps * abs(mean)
     return std if std > rounding else 1.0
 
 # %% ../../nbs/guides/reward_shaping.ipynb #e31061e5

@@ -284,6 +284,8 @@ class Tokens:
     tokenizer: PreTrainedTokenizerBase | None  # None: prompts are ids, and there are no texts
     eos_ids: list[int]  # each of them ends a response
     pad_id: int  # in the padding of responses
+    vocabulary: int | None = None  # ids lie below; None: they are not checked
+    template_kwargs: Mapping[str, Any] | None = None  # for the chat template, of every prompt
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #ae874525
 def concat(parts: Sequence[Rollout], pad_id: int = 0) -> Rollout:

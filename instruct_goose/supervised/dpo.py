@@ -118,8 +118,10 @@ def train_dpo(
     the reference shares weights with the model.
     """
     require_unshared(model, ref_model)
-    data = list(fit_to_context(pair_rows(pairs, tokenizer), model, long_rows, "pair").values())
-    pad_id = padding_id(tokenizer)
+    data = list(
+        fit_to_context(pair_rows(pairs, tokenizer), model, tokenizer, long_rows, "pair").values()
+    )
+    pad_id = padding_id(tokenizer, model)
     chosen_rows = [chosen for chosen, _ in data]
     rejected_rows = [rejected for _, rejected in data]
 
@@ -201,10 +203,10 @@ def train_kto(
     """
     require_unshared(model, ref_model)
     rendered, labels = labelled_rows(rows, tokenizer)
-    fitted = fit_to_context([[row] for row in rendered], model, long_rows, "row")
+    fitted = fit_to_context([[row] for row in rendered], model, tokenizer, long_rows, "row")
     data = [row for [row] in fitted.values()]
     good = labels[list(fitted)]
-    pad_id = padding_id(tokenizer)
+    pad_id = padding_id(tokenizer, model)
 
     def loss_of(batch: list[int]) -> tuple[Tensor, dict[str, float]]:
         matched = [data[i] for i in batch]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn, Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import cosine
 from ..core.checks import check_values, LongRows
@@ -29,8 +29,9 @@ from instruct_goose.core.state import (
     warn_of_other_environment,
 )
 from ..models.experts import record_routers, router_coef
-from ..models.families import context_length
+from ..models.families import context_length, vocabulary_size
 from ..models.long_rows import fit_rows, Row, Side
+from ..models.vocabulary import require_readable
 from ..models.sharding import LearnerState
 
 # %% ../../nbs/reference/supervised/fit.ipynb #37c9237e
@@ -101,13 +102,18 @@ def batches_by_tokens(
 def fit_to_context(
     rows: Sequence[Row],  # token ids: a prompt and its answer, or the two sides of a pair
     model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     long_rows: LongRows,
     what: str = "text",  # what messages call a row
 ) -> dict[int, list[Side]]:  # the rows that are left, by their number
     """Apply `long_rows` to the rows that are longer than the model's context.
 
-    Raises ValueError and warns as `fit_rows`.
+    Raises ValueError for a token that the model cannot read. Raises and warns as `fit_rows`.
     """
+    vocabulary = vocabulary_size(model)
+    for k in range(len(rows[0]) if rows else 0):
+        sides = [[*row[k][0], *row[k][1]] for row in rows]
+        require_readable(sides, vocabulary, tokenizer, f"{what} {{}}".format)
     fitted = fit_rows(rows, context_length(model), long_rows, what, "the model's context")
     return {i: sides for i, sides in enumerate(fitted) if sides is not None}
 

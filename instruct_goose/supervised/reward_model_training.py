@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ..core.checks import LongRows
 from ..data.rows import pair_margin
-from ..models.families import context_length
+from ..models.families import context_length, vocabulary_size
 from ..models.reward_model import pairwise_loss, RewardModel
 from ..models.tokens import pad, PairDataset, pair_texts, token_limit
+from ..models.vocabulary import require_readable
 from .fit import batches, fit, Log
 from .sft import padding_id
 
@@ -67,7 +68,12 @@ def fitting_pairs(
     context = context_length(reward_model.model)
     if context is not None:
         limit = min(limit, context)
-    return PairDataset(pairs, reward_model.tokenizer, limit, long_rows)
+    data = PairDataset(pairs, reward_model.tokenizer, limit, long_rows)
+    vocabulary = vocabulary_size(reward_model.model)
+    for number, row in zip(data.numbers, data.rows, strict=True):
+        name = f"pair {number}, {{}}".format
+        require_readable(list(row.values()), vocabulary, reward_model.tokenizer, name)
+    return data
 
 
 def scores_of(
@@ -75,7 +81,7 @@ def scores_of(
     rows: Sequence[Sequence[int]],  # token ids
 ) -> Float[Tensor, "rows"]:
     "Compute the reward model's score of each row, with gradient."
-    ids, mask = pad(rows, padding_id(reward_model.tokenizer))
+    ids, mask = pad(rows, padding_id(reward_model.tokenizer, reward_model.model))
     device = next(reward_model.parameters()).device
     return reward_model(ids.to(device), mask.to(device))
 

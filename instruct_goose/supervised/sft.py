@@ -15,10 +15,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.checks import LongRows
-from ..models.families import eval_mode, plain_head, trunk
+from ..models.families import eval_mode, plain_head, trunk, vocabulary_size
 from ..models.rendering import prompt_and_answer, Renderer, template_columns
 from ..models.response import forward_pass
 from ..models.tokens import pad
+from ..models.vocabulary import readable_pad_id
 from ..objective.logprobs import token_logprobs
 from .fit import batches, fit, fit_to_context, Log
 
@@ -69,7 +70,7 @@ def fitting_rows(
     "The rows of `lm_rows` that the model's context holds, cut to it if they may be."
     ids, starts = lm_rows(texts, tokenizer, prompts)
     divided = [[(row[:start], row[start:])] for row, start in zip(ids, starts, strict=True)]
-    fitted = fit_to_context(divided, model, long_rows).values()
+    fitted = fit_to_context(divided, model, tokenizer, long_rows).values()
     return [prompt + answer for [(prompt, answer)] in fitted], [len(p) for [(p, _)] in fitted]
 
 # %% ../../nbs/learn/17_sft.ipynb #07a6f8c4
@@ -120,7 +121,7 @@ def train_lm(
     cuts or drops it.
     """
     rows, prompt_lengths = fitting_rows(model, tokenizer, texts, prompts, long_rows)
-    pad_id = padding_id(tokenizer)
+    pad_id = padding_id(tokenizer, model)
 
     def loss_of(batch: list[int]) -> Tensor:
         return batch_loss(
@@ -144,10 +145,12 @@ def batch_loss(
     return lm_loss(model, ids.to(model.device), mask.to(model.device), learn.to(model.device))
 
 
-def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    "Choose the pad token, or without one the end token: a mask tells it from text."
-    known: Any = tokenizer  # transformers does not declare these attributes
-    return known.eos_token_id if known.pad_token_id is None else known.pad_token_id
+def padding_id(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
+    """Find an id to pad with: the pad token's, or without one the end token's.
+
+    A mask tells padding from text.
+    """
+    return readable_pad_id(tokenizer, vocabulary_size(model))
 
 # %% ../../nbs/learn/17_sft.ipynb #b4169d84
 @torch.no_grad()
@@ -165,7 +168,7 @@ def lm_nats(
     one is beyond the context.
     """
     rows, prompt_lengths = fitting_rows(model, tokenizer, texts, prompts, long_rows)
-    pad_id = padding_id(tokenizer)
+    pad_id = padding_id(tokenizer, model)
     total = 0.0
     tokens = 0
     with eval_mode(model):

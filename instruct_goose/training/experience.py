@@ -95,8 +95,10 @@ class Experience(Rollout):
 
 torch.serialization.add_safe_globals([Experience])  # may be sent to other processes
 
-NO_REFERENCE = """beta is {}, and there is no reference to charge the KL to: the trainer was made
-with beta=0, when none is kept. Make it with ref_model=, or with the beta that it is to have"""
+NO_REFERENCE = (
+    "beta is {}, and there is no reference to charge the KL to: the trainer was made with beta=0, "
+    "when none is kept. Make it with ref_model=, or with the beta that it is to have"
+)
 
 # %% ../../nbs/reference/training/experience.ipynb #a15f6d9e
 def model_inputs(rollout: Rollout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -192,9 +194,8 @@ def annotate_rows(
 ) -> Annotations:
     """Annotate a few rows by one pass through each model.
 
-    Tables of log-probabilities are never whole where both heads are plain matrices. Without a
-    reference the policy's states are compared with themselves: the numbers are those that any
-    reference would leave, to the bit.
+    Without a reference the policy's hidden states are compared with themselves: the numbers are
+    those that any reference would leave, to the bit.
     """
     head = plain_head(agent.model)
     ref_head = head if ref_model is None else plain_head(ref_model)
@@ -320,8 +321,8 @@ def kl_charge(
 ) -> Float[Tensor, "batch"]:
     """Compute β·Σₜ k(ℓₜ): what the KL penalty takes off a response's total reward.
 
-    It is 0 if the KL is charged in the loss. No gradient. Raises ValueError for a β above 0 without
-    a reference.
+    It is 0 if the KL is charged in the loss. Raises ValueError for a β above 0 without a
+    reference.
     """
     if config.kl_placement == "loss" or beta == 0:
         return torch.zeros(len(rollout), device=rollout.mask.device)
@@ -378,6 +379,7 @@ def raw_advantages(
     rollout: Rollout,
     rewards: Float[Tensor, "batch time"],
     values: Float[Tensor, "batch time"] | None,
+    entropy: Float[Tensor, "batch time"],  # of π_old
     config: RLHFConfig,
 ) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"] | None]:
     """Estimate Âₜ before whitening, and R̂ₜ where values are learnt, by the settings.
@@ -394,6 +396,7 @@ def raw_advantages(
         group_ddof=config.group_ddof,
         gamma=config.gamma,
         lam=config.lam,
+        entropy=entropy,
     )
 
 
@@ -428,7 +431,7 @@ def make_experience(
         config.kl_estimator or "k1",
         token_scores,
     )
-    advantages, returns = raw_advantages(rollout, rewards, notes.values, config)
+    advantages, returns = raw_advantages(rollout, rewards, notes.values, notes.entropy, config)
     if config.whiten_advantages and rollout.on_host.mask.sum() > 1:
         advantages = whiten(advantages, rollout.mask)
     require_finite(rollout, {"rewards": rewards, "returns": returns, "advantages": advantages})

@@ -142,16 +142,18 @@ def advantage_metrics(experience: Experience, config: RLHFConfig) -> dict[str, T
     """Measure the advantages before whitening and, where they are learnt, the values.
 
     The values' error is V − G with G = Σₖ γᵏ·rₜ₊ₖ: `value_bias` is its mean, `value_scatter` its
-    standard deviation, and `value_error` its sum of squares as a share of that of G.
+    standard deviation, and `value_error` its sum of squares as a share of that of G. γ and λ are
+    read off the returns of "gae", whose advantages and returns have one λ.
     """
     mask = experience.mask
     rewards = experience.rewards
     values = experience.values
     returns = experience.returns
-    if values is None or returns is None:
-        raw, _ = raw_advantages(experience, rewards, None, config)
-    else:
+    is_gae = config.advantage == "gae"
+    if is_gae and values is not None and returns is not None:
         raw = returns - values
+    else:
+        raw, _ = raw_advantages(experience, rewards, values, experience.entropy, config)
     measured = {
         "advantage_mean": masked_mean(raw, mask),
         "advantage_std": masked_var(raw, mask, unbiased=False).sqrt(),
@@ -161,7 +163,9 @@ def advantage_metrics(experience: Experience, config: RLHFConfig) -> dict[str, T
         return measured
     discounted = discounted_returns(rewards, mask, config.gamma)
     error = values - discounted
-    gamma, lam = estimate_discounts(rewards, values, returns, mask)
+    if is_gae:
+        gamma, lam = estimate_discounts(rewards, values, returns, mask)
+        measured |= {"return_gamma": gamma, "return_lam": lam}
     return measured | {
         "explained_variance": explained_variance(values, returns, mask),
         "value_mean": masked_mean(values, mask),
@@ -170,8 +174,6 @@ def advantage_metrics(experience: Experience, config: RLHFConfig) -> dict[str, T
         "value_bias": masked_mean(error, mask),
         "value_scatter": masked_var(error, mask, unbiased=False).sqrt(),
         "value_error": masked_sum(error**2, mask) / masked_sum(discounted**2, mask),
-        "return_gamma": gamma,
-        "return_lam": lam,
     }
 
 # %% ../../nbs/reference/training/metrics.ipynb #38b3981b
@@ -445,6 +447,7 @@ def ratio_metrics(
         config.clip_high,
         config.dual_clip,
         config.surrogate_settings,
+        logprobs,
     )
     measured["kl_to_old"] = sequence_kl(batch.old_logprobs, logprobs, mask, "k3").mean()
     measured["ratio_max"] = ratio.where(mask, 0.0).max()

@@ -68,6 +68,7 @@ def token_columns(
         clip_high=settings["clip_high"],
         dual_clip=settings["dual_clip"],
         surrogate_settings=settings["surrogate_settings"],
+        logprobs=logprobs,
     )
     held = torch.stack(list(sides.values())).any(0)
     if config.epochs * config.minibatches == 1:

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from ..config import FOREIGN_NAMES, lr_factor, precision, RLHFConfig
-from ..core.checks import answers_foreign, check_values, Limit
+from ..core.checks import answers_foreign, check_values, json_object, Limit
 from ..core.tensor_checks import deferred_checks, require_finite_weights
 from ..core.processes import find_device, gather_results, on_main, ProgressBar
 from ..core.random import EVALUATION_STREAM, generator, Generators
@@ -38,6 +38,7 @@ from instruct_goose.core.state import (
 from ..models.adapters import has_adapters
 from ..models.agent import Agent, make_reference, Evaluation
 from ..models.experts import router_coef
+from ..models.families import vocabulary_size
 from ..models.loading import save_model
 from ..models.sampling import checked_tokens
 from instruct_goose.models.sharding import (
@@ -164,7 +165,9 @@ class RLHFTrainer:
             self.ref_model = make_reference(ref_model, self.agent)
             nn.Module.to(self.ref_model, self.device)
         eos_ids, pad_id = special_ids(self.agent.model, tokenizer, stop_token_ids)
-        self.tokens = Tokens(tokenizer, eos_ids, pad_id)
+        vocabulary = vocabulary_size(self.agent.model)
+        arguments = json_object(self.config.template_kwargs)
+        self.tokens = Tokens(tokenizer, eos_ids, pad_id, vocabulary, arguments)
         self.reference = MovingReference(
             self.ref_model, self.agent.model, self.config.ref_every, self.config.ref_mixup
         )

@@ -155,8 +155,8 @@ def kl_penalty(
 ) -> Float[Tensor, "batch time"]:
     """Compute β·k(ℓₜ) of each token, to be added to the loss; by default with k2.
 
-    0 at padding. Raises ValueError for plain k1, whose expected gradient is 0, and without a
-    reference.
+    0 at padding. Raises ValueError without a reference, and for plain k1, whose expected gradient
+    is 0.
     """
     if batch.ref_logprobs is None:
         raise ValueError(NO_REFERENCE.format(beta))
@@ -425,7 +425,7 @@ def explain_nonfinite(
 
 
 def first_nonfinite(agent: nn.Module, ref_model: nn.Module | None) -> str | None:
-    "Find the first weight or gradient that is not finite, in words; None: all are."
+    "Find the first weight or gradient that is not finite, in words; None where all are."
     tensors: list[tuple[str, Tensor | None]] = []
     for name, p in agent.named_parameters():
         tensors.append((f"the weight {name}", p))

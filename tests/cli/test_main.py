@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 from deep import first
 
 from instruct_goose.cli.commands import PrintableStreamer, SampleConfig
-from instruct_goose.cli.main import COMMANDS, flag_table, flags, main
+from instruct_goose.cli.main import COMMANDS, as_flags, flag_table, flags, in_a_shell, main
 from instruct_goose.core.processes import ProgressBar
+from instruct_goose.data.shapes import SHAPES
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.recipes import quickstart, ratings
 from instruct_goose.recipes.quickstart import QuickstartConfig
@@ -423,7 +425,7 @@ OWN = ["--model", ".", "--data", "rows.jsonl"]
         (["train", "--algorithm", "gspo", "--help"], "0.0003"),
         (["quickstart", "--step", "3"], "--steps"),
         (["chat", ".", "--learning-rate", "1"], "learning_rate"),
-        (["sft", *OWN, "--learning-rate", "1"], "here it is called lr"),
+        (["sft", *OWN, "--learning-rate", "1"], "here it is called --lr"),
         (["train", "--config", "no.yaml", "--lerning-rate", "1"], "--lerning-rate"),
         (["train", "--config", "no.yaml"], "no file no.yaml"),
         (["train", *OWN, "--reward", "a.py:f", "--plugin", "no.py"], "no file no.py"),
@@ -466,3 +468,82 @@ def test_a_setting_that_a_command_refuses_is_no_flag_of_it(tmp_path, capsys):
         kind, _ = COMMANDS[command].load()
         with pytest.raises(ValueError, match=f"{setting} is .*: it must be (None|False): "):
             kind(model=".", data=Path("rows.jsonl"), **{setting: value})
+
+
+def test_a_hint_names_only_what_the_command_has():
+    table = flag_table()["commands"]
+    known = {name: {flag["name"] for flag in command["flags"]} for name, command in table.items()}
+    every = set().union(*known.values()) - {"n", "prompts", "reward"}  # these are words, too
+    for name, command in table.items():
+        for foreign, hint in command["foreign"].items():
+            text = as_flags(hint)
+            spoken_of = set(re.findall(r"\w+", text)) & every
+            assert spoken_of <= known[name], (name, foreign, hint)
+            assert not re.search(r"[a-z]\(|=|torch|RLHF|Agent", text), (name, foreign, hint)
+
+
+@pytest.mark.parametrize(
+    "command, says",
+    [
+        *((name, "called --model") for name in ("train", "sft", "kto", "dpo", "reward-model")),
+        *((name, "here run_dir, the first word") for name in ("sample", "chat", "doctor")),
+        *((name, "here the models are the command's own") for name in ("quickstart", "reviews")),
+    ],
+)
+def test_the_model_of_another_library_gets_a_hint_in_every_command(command, says):
+    with pytest.raises(
+        SystemExit, match=f"no setting 'model_name_or_path': {says}|: here .*{says}"
+    ):
+        main([command, "--model_name_or_path", "x"])
+
+
+@pytest.mark.parametrize("command", ["sft", "dpo", "kto", "reward-model"])
+def test_a_supervised_stage_is_not_told_of_settings_of_the_trainer(command):
+    for flag in ("--bf16", "--gradient_accumulation_steps"):
+        with pytest.raises(SystemExit, match="here there is nothing like it"):
+            main([command, "--model", "m", flag, "1"])
+
+
+def test_what_a_message_says_in_python_is_said_in_flags():
+    python = "another name: columns={'chosen': 'good one'}, or columns={'prompt': '…'}"
+    assert in_a_shell(python, ["chosen_column", "prompt_column"]) == (
+        "another name: --chosen-column 'good one', or --prompt-column NAME"
+    )
+    assert in_a_shell(python, []) == "another name: rename it to chosen, or rename it to prompt"
+    by_name = (
+        "datasets.load_dataset(name, split='train') or datasets.load_dataset('a/b', split='train')"
+    )
+    assert in_a_shell(by_name, []) == "--dataset NAME or --dataset a/b"
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    from instruct_goose.models.loading import tiny_smollm
+
+    place = tmp_path_factory.mktemp("chat") / "model"
+    model, tokenizer = tiny_smollm("2 + 3? 5 6 You add. Add. = a tool add".split())
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+STAGE_COMMANDS = {"SFT": "sft", "KTO": "kto", "DPO": "dpo", "reward model": "reward-model"}
+FORMS = [
+    (shape.name, stage) for shape in SHAPES for stage in shape.stages if stage in STAGE_COMMANDS
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name, stage", FORMS)
+def test_the_commands_take_every_form_of_a_row(chat_model, tmp_path, capsys, name, stage):
+    [shape] = [shape for shape in SHAPES if shape.name == name]
+    for number, row in enumerate(shape.examples.values()):
+        if "tools" in row:
+            continue  # the model's chat template takes none
+        labels = [{"label": "true"}, {"label": 0}] if stage == "KTO" else [{}, {}]
+        rows = [row | label for label in labels]
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps({"data": rows}))
+        flags = ["--data", str(path), "--held-out", "0", "--dry-run"]
+        main([STAGE_COMMANDS[stage], "--model", str(chat_model), *flags])
+        assert "2 rows to learn from" in capsys.readouterr().out

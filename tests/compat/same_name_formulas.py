@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from instruct_goose.lesson import running_example
-from instruct_goose.objective.advantages import gae, group_advantages
+from instruct_goose.objective.advantages import estimate_advantages, gae, group_advantages
 from instruct_goose.objective.kl import k1, k2, k3, kl_in_loss, kl_in_reward
 from instruct_goose.objective.logprobs import entropy, token_logprobs
 from instruct_goose.objective.masks import aggregate, masked_mean, whiten
@@ -33,7 +33,12 @@ SOURCES = {  # name and version, the repository at it, and where in it a formula
         "opendilab/DI-engine/blob/d0b21d0",
         "ding/rl_utils/ppo.py::ppo_policy_error",
     ),
-    "TRL PPO": (
+    "TRL PPO": (  # the last version that has it
+        "TRL 1.12.0",
+        "huggingface/trl/blob/v1.12.0",
+        "trl/experimental/ppo/ppo_trainer.py::train",
+    ),
+    "TRL PPO 1.9": (
         "TRL 1.9.0",
         "huggingface/trl/blob/v1.9.0",
         "trl/experimental/ppo/ppo_trainer.py::train",
@@ -44,13 +49,13 @@ SOURCES = {  # name and version, the repository at it, and where in it a formula
         "trl/trainer/grpo_trainer.py::_compute_loss",
     ),
     "OpenRLHF": (
-        "OpenRLHF 0.11.0",
-        "OpenRLHF/OpenRLHF/blob/v0.11.0",
+        "OpenRLHF 0.11.2",
+        "OpenRLHF/OpenRLHF/blob/v0.11.2",
         "openrlhf/models/loss.py::PolicyLoss",
     ),
     "verl": (
-        "verl 0.7.0+125",
-        "volcengine/verl/blob/b178a3c",
+        "verl 0.9.1",
+        "verl-project/verl/blob/v0.9.1",
         "verl/trainer/ppo/core_algos.py::agg_loss",
     ),
     "CleanRL": ("CleanRL 1.0.0+72", "vwxyzjn/cleanrl/blob/fe8d8a0", "cleanrl/ppo.py::train loop"),
@@ -390,6 +395,11 @@ AGGREGATION = Quantity(
         "instruct_goose: sequence_sum",
         ("DI-engine: PPO", "", "L is the batch's width: padding sets the learning rate"),
         ("TRL GRPO: dr_grpo", "", "L = max_completion_length"),
+        (
+            "verl: seq-mean-token-sum-norm",
+            "",
+            "L is the batch's width unless loss_scale_factor is set; B counts rows with a token",
+        ),
     ),
     formula(
         "sums over B",
@@ -409,12 +419,12 @@ AGGREGATION = Quantity(
         "Liger: luspo",
     ),
     formula(
-        "sums over L",
-        "Σ m·x / L",
-        lambda x, m: (x * m).sum() / 4,
-        "no length bias",
-        "not divided by B: it grows with the batch",
-        "verl: seq-mean-token-sum-norm",
+        "the sum",
+        "Σ m·x",
+        lambda x, m: (x * m).sum(),
+        "losses that are divided elsewhere",
+        "grows with the batch and with length",
+        "verl: token-sum",
     ),
     formula(
         "all slots", "Σ x / N", lambda x, m: x.mean(), "environments", "right there", "CleanRL"
@@ -795,8 +805,19 @@ KL_LOSS = Quantity(
         "k₂ − sg(k₂) + sg(k₃)",
         lambda p, q, old: k2(p - q) - k2(p - q).detach() + k3(p - q).detach(),
         "a loss whose value is a KL too",
-        "right as written; at b178a3c the call raises NotImplementedError, since the inner function gets the name with the +",
+        "right; up to 0.7.0 the call raised NotImplementedError, since the inner function got the name with the +",
         ("verl: k3+", "::kl_penalty"),
+    ),
+    formula(
+        "gradient of KL(π‖π_ref)",
+        "w·k₂ − sg(w·k₂) + sg(clip(k, ±10)), w = sg(π/π_old)",
+        lambda p, q, old: (
+            (p - old).exp().detach() * (k2(p - q) - k2(p - q).detach())
+            + _clamped(k3(p - q)).detach()
+        ),
+        "the loss, also off policy",
+        "the gradient of KL(π‖π_ref) for k1, k2 and k3 alike; off by default",
+        ("OpenRLHF: unbiased_gradient", "openrlhf/models/utils.py::compute_approx_kl"),
     ),
     formula(
         "gradient of ½χ²(π‖π_ref)",
@@ -831,8 +852,13 @@ ENTROPY = Quantity(
         "TRL GRPO",
         (
             "verl",
-            "verl/workers/actor/dp_actor.py::_forward_micro_batch",
+            "verl/workers/engine/fsdp/transformer_impl.py::prepare_model_outputs",
             "right; averaged by loss_agg_mode",
+        ),
+        (
+            "OpenRLHF",
+            "openrlhf/models/actor.py::forward",
+            "right; up to 0.11.0 it was taken at τ = 1",
         ),
     ),
     formula(
@@ -849,6 +875,14 @@ ENTROPY = Quantity(
         lambda z, lp, m, tau: -torch.where(m, lp, 1.0).sum(1).mean(),
         "responses of full length",
         "every padded slot takes 1 nat off; it can turn negative",
+        "TRL PPO 1.9: objective/entropy",
+    ),
+    formula(
+        "per response",
+        "−Σ m·log π / B",
+        lambda z, lp, m, tau: -(lp * m).sum(1).mean(),
+        "a meter of whole responses",
+        "an estimate from the sampled tokens, which grows with length",
         "TRL PPO: objective/entropy",
     ),
     formula(
@@ -858,14 +892,6 @@ ENTROPY = Quantity(
         "responses of full length",
         "what the model says at padding is in it; a meter only, no bonus",
         "TRL PPO: policy/entropy_avg",
-    ),
-    formula(
-        "real tokens, τ = 1",
-        "Σ m·S / Σ m, at τ = 1",
-        lambda z, lp, m, tau: (entropy(z) * m).sum() / m.sum(),
-        "runs at temperature 1",
-        "computed before the logits are divided: not the sampler's entropy at τ ≠ 1",
-        ("OpenRLHF", "openrlhf/models/response.py::forward"),
     ),
     formula(
         "all slots, τ = 1",
@@ -958,9 +984,13 @@ TEMPERATURE = Quantity(
         (
             "OpenRLHF",
             "openrlhf/models/utils.py::log_probs_from_logits",
-            "right; the entropy beside it is taken at τ = 1",
+            "right; the model's forward divides the logits by τ",
         ),
-        ("verl", "verl/workers/actor/dp_actor.py::_forward_micro_batch", "right; entropy too"),
+        (
+            "verl",
+            "verl/workers/engine/fsdp/transformer_impl.py::prepare_model_outputs",
+            "right; entropy too",
+        ),
     ),
     formula(
         "τ = 1",
@@ -1281,7 +1311,12 @@ SAMPLER_WEIGHTS = Quantity(
         lambda log_w, m, low, high: log_w.exp().clamp(low, high),
         "a small mismatch",
         "lifts small weights too; bounds .5 and 5; off by default",
-        "OpenRLHF: tis",
+        "OpenRLHF: token, clip",
+        (
+            "TRL GRPO: token_truncate",
+            "::_generate_and_score_completions",
+            "each bound may be left out; with vLLM alone",
+        ),
     ),
     formula(
         "0 outside",
@@ -1289,7 +1324,12 @@ SAMPLER_WEIGHTS = Quantity(
         lambda log_w, m, low, high: log_w.exp() * ((log_w.exp() >= low) & (log_w.exp() <= high)),
         "a few tokens that are far off",
         "a token outside teaches nothing",
-        "OpenRLHF: icepop",
+        "OpenRLHF: token, mask",
+        (
+            "TRL GRPO: token_mask",
+            "::_generate_and_score_completions",
+            "a token outside teaches nothing; with vLLM alone",
+        ),
     ),
     formula(
         "whole responses, uncut",
@@ -1297,7 +1337,124 @@ SAMPLER_WEIGHTS = Quantity(
         _by_response,
         "a few responses that are far off",
         "no bound on a single token",
-        "OpenRLHF: seq-mask-tis",
+        "OpenRLHF: seq, mask",
+    ),
+)
+
+
+def _remax_number(f):
+    return f(_t([0.5, 0, 1]), torch.ones(1, 3, dtype=torch.bool), _t(0.4))[0]
+
+
+REMAX = Quantity(
+    "ReMax advantage",
+    "of three tokens with rewards .5, 0 and 1, where the greedy response got .4",
+    _remax_number,
+    formula(
+        "total less baseline",
+        "Σₛ rₛ − b, at each token",
+        lambda r, m, b: estimate_advantages("greedy", r, m, baseline=b)[0],
+        "one score per response",
+        "what an earlier token was paid counts for a later one too",
+        ("instruct_goose", "objective.advantages::estimate_advantages"),
+    ),
+    formula(
+        "reward to go less baseline",
+        "Σₛ₌ₜ rₛ − b",
+        lambda r, m, b: (r * m).flip(-1).cumsum(-1).flip(-1) - b[:, None] * m,
+        "one score per response",
+        "with rewards per token a later token is compared with the whole baseline",
+        ("verl", "::compute_remax_outcome_advantage"),
+    ),
+)
+
+
+def _gmpo_weighted(f):
+    return f(_t([4, 0.25, 1]), torch.ones(1, 3, dtype=torch.bool), _t(1.0)).sum()
+
+
+GMPO_WEIGHTS = Quantity(
+    "GMPO, sampler weights",
+    "objective of a response with Â = 1, ρ = 1 and weights of 4, .25 and 1",
+    _gmpo_weighted,
+    formula(
+        "arithmetic mean",
+        "Â·g·Σ m·w / Σ m, g the geometric mean of the ratios",
+        lambda w, m, a: a * masked_mean(w, m),
+        "weights near 1",
+        "one large weight lifts the response",
+        ("instruct_goose", "objective.policy_loss::policy_loss"),
+    ),
+    formula(
+        "geometric mean",
+        "Â·g·exp(Σ m·log w / Σ m)",
+        lambda w, m, a: a * masked_mean((w + 1e-10).log(), m).exp(),
+        "weights of any size",
+        "a weight of 0, from a dropped token, silences the response",
+        ("verl", "::compute_policy_loss_geo_mean"),
+    ),
+    probe=lambda f: torch.stack(
+        [_gmpo_weighted(f), f(_t([2, 2, 9]), _t([1, 1, 0]).bool(), _t(-0.5)).sum()]
+    ),
+)
+
+
+def _clipped_weights(f):
+    "Five tokens, ρ = .5, .5, 1, 2 and 2, with Â above and below 0; weights between .8 and 1.5."
+    ratios, signs = _t([0.5, 0.5, 1, 2, 2]), _t([1.0, -1.0, 1.0, 1.0, -1.0])
+    return f(ratios, signs, torch.ones(1, 5, dtype=torch.bool), 0.8, 1.5)
+
+
+CISPO_CLIPS = Quantity(
+    "CISPO, clip fraction",
+    "share of ρ = .5, .5, 1, 2, 2 with Â = +, −, +, +, −; weights cut to .8 and 1.5",
+    _clipped_weights,
+    formula(
+        "either side, either sign",
+        "Σ m·[ρ outside] / Σ m",
+        lambda r, a, m, low, high: masked_mean(((r < low) | (r > high)).double(), m),
+        "the share of weights that are cut",
+        "the weight is cut whatever the sign of Â",
+        ("instruct_goose", "objective.policy_loss::held_shares", "low and high apart"),
+        ("verl", "::compute_policy_loss_cispo", "both sides in one number"),
+    ),
+    formula(
+        "above, Â > 0",
+        "Σ m·[ρ > ε_high]·[Â > 0] / Σ m",
+        lambda r, a, m, low, high: masked_mean(((r > high) & (a > 0)).double(), m),
+        "none that we know of",
+        "cispo_clip_ratio: weights that are cut where Â < 0 are not counted",
+        "TRL GRPO",
+    ),
+)
+
+
+GMPO_CLIPS = Quantity(
+    "GMPO, clip fraction",
+    "share of ρ = .5, .5, 1, 2, 2 with Â = +, −, +, +, −; log ρ cut to ±.4",
+    lambda f: f(
+        _t([0.5, 0.5, 1, 2, 2]),
+        _t([1.0, -1.0, 1.0, 1.0, -1.0]),
+        torch.ones(1, 5, dtype=torch.bool),
+        0.4,
+    ),
+    formula(
+        "cut",
+        "Σ m·[log ρ cut, since Â drives it on] / Σ m",
+        lambda r, a, m, eps: masked_mean(
+            (((r.log() > eps) & (a > 0)) | ((r.log() < -eps) & (a < 0))).double(), m
+        ),
+        "what the clip does",
+        "right; low and high apart",
+        ("instruct_goose", "objective.policy_loss::held_shares"),
+    ),
+    formula(
+        "out of range",
+        "Σ m·[log ρ outside ±ε] / Σ m",
+        lambda r, a, m, eps: masked_mean((r.log().abs() > eps).double(), m),
+        "how far ratios went",
+        "pg_clipfrac has those with Â > 0, pg_clipfrac_lower those with Â < 0: the sum of both",
+        ("verl", "::compute_policy_loss_geo_mean"),
     ),
 )
 
@@ -1322,6 +1479,10 @@ QUANTITIES = {
         CISPO,
         SAMPLER_WEIGHTS,
         CLIP_FRACTION,
+        CISPO_CLIPS,
+        GMPO_CLIPS,
+        REMAX,
+        GMPO_WEIGHTS,
         VALUE_CLIP,
     )
 }

@@ -1,5 +1,6 @@
 """Same name, different mathematics: each formula against an oracle of its own, and the tests that tell them apart."""
 
+import importlib
 import json
 import math
 import statistics
@@ -20,7 +21,11 @@ from same_name_formulas import (
 )
 from torch.distributions import Categorical
 
-from instruct_goose.objective.kl import exact_kl
+from instruct_goose.objective.advantages import ADVANTAGES
+from instruct_goose.objective.group import PRESET_SOURCES, PRESETS
+from instruct_goose.objective.kl import ESTIMATORS, exact_kl
+from instruct_goose.objective.masks import AGGREGATES
+from instruct_goose.objective.policy_loss import SURROGATES, held_shares, policy_loss
 from instruct_goose.objective.ppo import ppo_loss
 
 
@@ -181,11 +186,11 @@ def test_entropy(ex):
         q,
         {
             "real tokens": S[0.7][ex.mask].mean(),
-            "real tokens, τ = 1": S[1.0][ex.mask].mean(),
             "all slots": S[0.7].mean(),
             "all slots, τ = 1": S[1.0].mean(),
             "all slots, padding as 0, τ = 1": S[1.0][ex.mask].sum() / 8,
             "per response, each pad −1": (sampled - 3) / 2,
+            "per response": sampled / 2,
         },
     )
 
@@ -218,7 +223,7 @@ def test_group_std():
 
 
 def test_aggregation(ex):
-    q = told_apart("aggregation", lambda x, m: (x * m).sum())
+    q = told_apart("aggregation", lambda x, m: (x * m).sum() / 7)
     a, b = real(ex.loss, ex.mask)
     all_as(
         q,
@@ -227,7 +232,7 @@ def test_aggregation(ex):
             "sequence mean": (sum(a) / 3 + sum(b) / 2) / 2,
             "sums over B·L": sum(a + b) / 8,
             "sums over B": sum(a + b) / 2,
-            "sums over L": sum(a + b) / 4,
+            "the sum": sum(a + b),
             "all slots": (sum(a + b) + 3) / 8,
             "length × unmasked mean": (3 * (sum(a) + 1) + 2 * (sum(b) + 2)) / 8,
         },
@@ -305,7 +310,7 @@ def test_sampler_weights():
     )
     far = t([4, 4], [1, 1]).log()  # geometric means of 4 and 1: the first response is given up
     close(
-        q["OpenRLHF: seq-mask-tis"].f(far, torch.ones(2, 2, dtype=torch.bool), 0.5, 2.0),
+        q["OpenRLHF: seq, mask"].f(far, torch.ones(2, 2, dtype=torch.bool), 0.5, 2.0),
         t([0, 0], [1, 1]),
     )
 
@@ -348,6 +353,56 @@ def test_clip_fraction(ex):
     # ratios 1.1, 1.5, .7, .6, 1.1 with advantages + + + − −: 1.5 and .6 are cut, .7 is out of range and free
     for r in q.rows:
         close(q.work(r.f), 2 / 5 if r.kind.startswith("cut") else 3 / 8, 1e-6)
+
+
+def test_CISPO_clip_fraction():
+    "Four of five weights are cut; one of them is above the cap where Â > 0."
+    q = told_apart("CISPO, clip fraction", lambda r, a, m, low, high: t(0.4).mean())
+    all_as(q, {"either side, either sign": 4 / 5, "above, Â > 0": 1 / 5})
+    ratios, signs = t([0.5, 0.5, 1, 2, 2]), t([1.0, -1.0, 1.0, 1.0, -1.0])
+    shares = held_shares("weight", ratios, signs, torch.ones(1, 5, dtype=torch.bool), 0.2, 0.5)
+    close(shares["clip_fraction"], 4 / 5, 1e-6)
+
+
+def test_GMPO_clip_fraction(plugin):
+    "Cut are ρ = .5 with Â < 0 and ρ = 2 with Â > 0; the other two lie out of range as well."
+    q = told_apart("GMPO, clip fraction", lambda r, a, m, eps: t(0.3).mean())
+    all_as(q, {"cut": 2 / 5, "out of range": 4 / 5})
+    ratios, signs = t([0.5, 0.5, 1, 2, 2]), t([1.0, -1.0, 1.0, 1.0, -1.0])
+    shares = held_shares("gmpo", ratios, signs, torch.ones(1, 5, dtype=torch.bool), 0.4)
+    close(shares["clip_fraction"], 2 / 5, 1e-6)
+
+
+def test_ReMax_advantage():
+    "Rewards .5, 0, 1: the total is 1.5; from the second token on it is 1."
+    q = told_apart("ReMax advantage", lambda r, m, b: r - b)
+    all_as(q, {"total less baseline": [1.1] * 3, "reward to go less baseline": [1.1, 0.6, 0.6]})
+    at_end = t([0, 0, 2]), torch.ones(1, 3, dtype=torch.bool), t(0.5)
+    for row in q.rows:  # one score at the end: no difference
+        close(row.f(*at_end), t([1.5, 1.5, 1.5]))
+
+
+def test_GMPO_sampler_weights(plugin):
+    "4, .25 and 1: their mean is 1.75, their geometric mean 1."
+    q = told_apart("GMPO, sampler weights", lambda w, m, a: w.max() * a)
+    all_as(q, {"arithmetic mean": 1.75, "geometric mean": 1.0})
+    zero, mask = torch.zeros(1, 3).double(), torch.ones(1, 3, dtype=torch.bool)
+    ours = policy_loss(zero, zero, zero + 1, mask, surrogate="gmpo", weights=t([4, 0.25, 1]))
+    close(-ours.mean(), 1.75)
+
+
+@pytest.fixture
+def plugin():
+    "The plug-in of more losses, for one test."
+    tables = (SURROGATES, ADVANTAGES, AGGREGATES, ESTIMATORS, PRESETS, PRESET_SOURCES)
+    before = [dict(table) for table in tables]
+    sys.modules.pop("instruct_goose.compat.losses", None)
+    importlib.import_module("instruct_goose.compat.losses")
+    yield
+    del sys.modules["instruct_goose.compat.losses"]
+    for table, old in zip(tables, before, strict=True):
+        table.clear()
+        table.update(old)
 
 
 def test_the_table_is_complete():

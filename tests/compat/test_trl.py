@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import math
-import warnings
 
 import pytest
 import torch
@@ -13,12 +12,9 @@ from instruct_goose.compat.trl import (
     BESIDE,
     DEFAULTS,
     INSTEAD,
-    NotCarried,
     config_from_trl,
-    dpo_from_trl,
     step,
 )
-from instruct_goose.config import BiasedSettings
 from instruct_goose.training.trainer import RLHFTrainer
 
 beside = [name for names in BESIDE.values() for name in names]
@@ -243,126 +239,3 @@ def test_lists_of_different_lengths():
     with pytest.raises(ValueError):
         step(trainer, QUERIES, [*RESPONSES[:3], torch.tensor([], dtype=torch.long)], SCORES)
     assert trainer.iteration == 0
-
-
-@dataclasses.dataclass
-class GRPOConfig:
-    "The fields that matter, with TRL's values; an instance says itself what its defaults are."
-
-    learning_rate: float = 1e-6
-    weight_decay: float = 0.0
-    seed: int = 42
-    max_grad_norm: float = 1.0
-    lr_scheduler_type: str = "linear"
-    per_device_train_batch_size: int = 8
-    gradient_accumulation_steps: int = 1
-    steps_per_generation: int | None = None
-    max_steps: int = -1
-    num_generations: int = 8
-    max_completion_length: int = 256
-    temperature: float = 1.0
-    num_iterations: int = 1
-    beta: float = 0.0
-    epsilon: float = 0.2
-    epsilon_high: float | None = None
-    delta: float | None = None
-    importance_sampling_level: str = "token"
-    mask_truncated_completions: bool = False
-    scale_rewards: object = "group"
-    loss_type: str = "dapo"
-    reward_weights: list[float] | None = None
-    sync_ref_model: bool = False
-    ref_model_sync_steps: int = 512
-    ref_model_mixup_alpha: float = 0.6
-    top_entropy_quantile: float = 1.0
-    output_dir: str | None = None
-
-
-RLOOConfig = dataclasses.make_dataclass(
-    "RLOOConfig",
-    [
-        (f.name, f.type, f)
-        for f in dataclasses.fields(GRPOConfig)
-        if f.name not in ("importance_sampling_level", "scale_rewards", "loss_type", "delta")
-    ],
-)
-
-
-@pytest.fixture
-def carried():
-    "RLHFConfig from a GRPOConfig of which everything has a place here."
-    theirs = GRPOConfig(
-        gradient_accumulation_steps=2,
-        steps_per_generation=4,
-        max_steps=30,
-        num_iterations=3,
-        scale_rewards=False,
-        loss_type="grpo",
-        reward_weights=[1.0, 2.0],
-        sync_ref_model=True,
-        ref_model_sync_steps=12,
-        beta=0.04,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NotCarried)
-        warnings.simplefilter("ignore", BiasedSettings)
-        return config_from_trl(theirs)
-
-
-def test_the_sizes_of_a_grpo_config_are_carried(carried):
-    assert carried.batch_size == 32
-    assert carried.minibatches == 2
-    assert carried.micro_batch_size == 8
-    assert carried.epochs == 3
-    assert carried.steps == 5  # 30 optimizer steps are 5 iterations of 2 · 3
-    assert carried.ref_every == 2
-    assert carried.ref_mixup == 0.6
-
-
-def test_the_algorithm_of_a_grpo_config_is_carried(carried):
-    assert carried.advantage == "group_mean"
-    assert carried.aggregation == "sequence_mean"
-    assert (carried.kl_estimator, carried.kl_placement, carried.beta) == ("k3", "loss", 0.04)
-    assert carried.lr == 1e-6
-    assert carried.seed == 42
-    assert carried.reward_weights == (1.0, 2.0)
-
-
-def test_what_cannot_be_carried_is_listed():
-    lost = dict(
-        top_entropy_quantile=0.2,
-        output_dir="x",
-        loss_type="sapo",
-        lr_scheduler_type="polynomial",
-    )
-    with pytest.warns(NotCarried) as seen:
-        config_from_trl(GRPOConfig(**lost))
-    message = str(seen[0].message)
-    for name in lost:
-        assert f"'{name}'" in message
-    assert "train_in" in message
-
-
-def test_other_configs_and_losses_have_their_preset():
-    assert config_from_trl(RLOOConfig()).algorithm == "rloo"
-    assert config_from_trl(GRPOConfig(loss_type="cispo")).surrogate == "weight"
-
-
-@dataclasses.dataclass
-class DPOConfig:
-    learning_rate: float = 1e-6
-    beta: float = 0.1
-    label_smoothing: float = 0.0
-    seed: int = 42
-    max_steps: int = -1
-    per_device_train_batch_size: int = 8
-    gradient_accumulation_steps: int = 1
-    loss_type: list[str] = dataclasses.field(default_factory=lambda: ["sigmoid"])
-
-
-def test_a_dpo_config_gives_the_arguments_of_train_dpo():
-    assert dpo_from_trl(DPOConfig(max_steps=9, gradient_accumulation_steps=2)) == dict(
-        lr=1e-6, beta=0.1, label_smoothing=0.0, seed=42, steps=9, batch_size=16
-    )
-    with pytest.warns(NotCarried, match="loss_type"):
-        assert "steps" not in dpo_from_trl(DPOConfig(loss_type=["ipo"]))

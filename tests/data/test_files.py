@@ -77,7 +77,7 @@ def test_every_format_gives_the_rows_that_were_written(tmp_path_factory, rows, e
             "a.csv, line 5: 1 fields under 2 columns",
         ),
         ("a.csv", 'prompt,id\n"a" b,1\n', "csv", "a.csv, line 2"),
-        ("a.csv", "prompt;id\na;1\n", "column", "a.csv, line 2|'prompt;id'"),
+        ("a.csv", "prompt#id\na#1\n", "column", "a.csv, line 2|'prompt#id'"),
         ("a.csv", b"prompt\r\n\xe6\xbc\xa2\r\n\xe6\xbc\r\n", "encoding", "a.csv, line 3"),
         ("a.tsv", 'prompt\tid\n"a\t1\n\n', "csv", "a.tsv, line 2 to 3"),
     ],
@@ -105,7 +105,7 @@ def test_files_that_hold_no_rows(at, refused):
         "3",
         "[" * 100_000,
         b'["caf\xff"]',
-        '["a"]'.encode("utf-16"),
+        '["a"]'.encode("utf-16")[:-1],
     ):
         refused(partial(load_prompts, at("a.json", cut)), "a.json")
 
@@ -115,5 +115,5 @@ def test_a_bad_row_of_a_csv_file_costs_no_row_after_it(at):
     report = {}
     with pytest.warns(UserWarning):
         prompts = load_prompts("a.csv", on_error="skip", report=report)
-    assert prompts == ["a", "b", "f\ng", "h"]
+    assert [row["prompt"] for row in prompts] == ["a", "b", "f\ng", "h"]
     assert report["skipped"] == {"csv": 1, "shape": 1}

@@ -35,18 +35,21 @@ def test_every_kind_of_source(at, refused):
         "'train'",
         error=TypeError,
     )
-    refused(lambda: load_pairs(ds.to_pandas()), "to_dict('records')", error=TypeError)
+    assert load_pairs(ds.to_pandas().set_index("prompt", drop=False)) == PAIRS
 
 
 def test_prompts_in_all_their_forms(at, refused):
-    assert load_prompts(["a", " b\n"]) == ["a", " b\n"]
+    assert load_prompts(["a", " b\n"]) == [{"prompt": "a"}, {"prompt": " b\n"}]
     assert load_prompts(
         at("a.jsonl", '{"prompt": "a", "text": "b"}\n"c"\n{"text": "d", "label": 1}\n')
-    ) == ["a", "c", "d"]
-    assert load_prompts(at("a.json", '["a", {"prompt": "b"}]')) == ["a", "b"]
-    assert load_prompts(at("a.csv", "id,question\n1,a\n2,b\n"), columns={"prompt": "question"}) == [
-        "a",
-        "b",
+    ) == [{"prompt": "a", "text": "b"}, {"prompt": "c"}, {"prompt": "d", "text": "d", "label": 1}]
+    assert load_prompts(at("a.json", '["a", {"prompt": "b"}]')) == [
+        {"prompt": "a"},
+        {"prompt": "b"},
+    ]
+    assert load_prompts(at("a.csv", "id,film\n1,a\n2,b\n"), columns={"prompt": "film"}) == [
+        {"prompt": "a", "id": "1", "film": "a"},
+        {"prompt": "b", "id": "2", "film": "b"},
     ]
     refused(
         lambda: load_prompts(at("b.jsonl", '{"text": "a"}'), columns={"prompt": "question"}),
@@ -66,7 +69,7 @@ def test_sources_that_are_no_source(at, tmp_path, refused):
         error=FileNotFoundError,
     )
     refused(lambda: load_prompts("x" * 9999), "no file", error=FileNotFoundError)
-    refused(lambda: load_prompts(tmp_path), "no file", error=FileNotFoundError)
+    refused(lambda: load_prompts(tmp_path), "a folder that save_to_disk has not written")
     refused(lambda: load_prompts(at("a.txt", "a")), "a.txt", "suffix")
     for source in ({"prompt": ["a"]}, 3, None, b"a.jsonl", object()):
         refused(partial(load_prompts, source), "source is of type", error=TypeError)
@@ -95,7 +98,8 @@ def test_skipped_rows_are_counted_and_reported(at, refused):
         "The first: a.jsonl, line 2: prompt"
     )
     with pytest.warns(UserWarning, match=message):
-        assert load_prompts("a.jsonl", on_error="skip", report=report) == ["a", "b", "a"]
+        prompts = load_prompts("a.jsonl", on_error="skip", report=report)
+    assert [row["prompt"] for row in prompts] == ["a", "b", "a"]
     assert {k: report[k] for k in ("rows", "kept", "duplicates", "skipped")} == {
         "rows": 7,
         "kept": 3,
@@ -110,7 +114,7 @@ def test_skipped_rows_are_counted_and_reported(at, refused):
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert load_prompts(["a"], on_error="skip") == ["a"]
+        assert load_prompts(["a"], on_error="skip") == [{"prompt": "a"}]
 
 
 def test_copies_are_kept_unless_asked():
@@ -125,13 +129,15 @@ def test_copies_are_kept_unless_asked():
 
 def test_a_stream_reads_no_further_than_it_is_asked_and_repeats(at, refused):
     numbers = itertools.count()
-    assert next(stream_prompts(f"prompt {i}" for i in numbers)) == "prompt 0" and next(numbers) == 1
+    first = next(stream_prompts(f"prompt {i}" for i in numbers))
+    assert first == {"prompt": "prompt 0"} and next(numbers) == 1
     at("a.jsonl", '"a"\n3\n"b"\n"a"\n')
     report = {}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         stream = stream_prompts("a.jsonl", repeat=True, on_error="skip", unique=True, report=report)
-        assert list(itertools.islice(stream, 7)) == ["a", "b"] * 3 + ["a"]
+        prompts = [row["prompt"] for row in itertools.islice(stream, 7)]
+    assert prompts == ["a", "b"] * 3 + ["a"]
     assert len(said) == 1 and report["rows"] == 4 and report["duplicates"] == 1  # of the first pass
     refused(lambda: next(stream_prompts(at("b.jsonl"), repeat=True)), "no rows")
 

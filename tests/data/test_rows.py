@@ -2,14 +2,12 @@
 string; and what is refused."""
 
 import json
-from functools import partial
 
 import fuzz
 import pytest
 
 from instruct_goose.data.files import REASONS, BadRow
 from instruct_goose.data.load import load_pairs, load_prompts
-from instruct_goose.models.tokens import PromptDataset, bpe_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +35,15 @@ def said(text):
         ([user("q"), said("x")], "conversation", "ends with the assistant's turn"),
         ({"prompt": []}, "empty", "without turns"),
         ([3], "shape", "turn 0: of type int"),
-        ([{"from": "human", "value": "q"}], "empty", "turn 0, role is None"),
+        ([{"from": "judge", "value": "q"}], "conversation", "from is 'judge', and it is one of"),
+        ([{"value": "q"}], "empty", "turn 0, role is None"),
+        ({"messages": "q"}, "type", "messages is 'q': a conversation is needed"),
         ([user("q"), user(None)], "empty", "turn 1, content is None"),
         (
             {"chosen": [user("q"), said("x")], "rejected": [user("p"), said("y")]},
             "conversation",
             "no first turn in common",
         ),
-        ([user("q"), {"role": "system", "content": "late"}], "template", "system comes first"),
     ],
 )
 def test_a_bad_prompt_is_named(tokenizer, row, reason, words, refused):
@@ -69,6 +68,11 @@ def test_a_bad_prompt_is_named(tokenizer, row, reason, words, refused):
         ),
         ({"chosen": [user("q"), said("x")], "rejected": [user("q"), said("x")]}, "tie", "'x'"),
         ({"chosen": [user("q"), said("x")], "rejected": "y"}, "type", "chosen is ["),
+        (
+            {"chosen": "a", "rejected": "b", "score_chosen": 1, "score_rejected": 2.5},
+            "column",
+            "score_rejected is 2.5 and score_chosen 1: which answer is preferred?",
+        ),
         (
             {"prompt": "p", "chosen": [user("q"), said("x")], "rejected": [user("q"), said("y")]},
             "conversation",
@@ -100,26 +104,17 @@ def test_a_bad_pair_is_named(tokenizer, row, reason, words, refused):
 
 def test_a_conversation_is_a_prompt(tokenizer):
     talk = [user("a"), said("b"), user("c")]
-    theirs = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
-    assert theirs == "<s><|user|>a<|assistant|>b</s><|user|>c<|assistant|>"  # the template by hand
     rows = [
         talk,
         {"prompt": talk},
         {"messages": [*talk, said("d")]},
-        {"chosen": [*talk, said("d")], "rejected": [*talk, said("e")]},
+        {"messages": json.dumps([*talk, said("d")])},
+        {"conversation": [*talk, said("d")]},
     ]
     prompts = load_prompts(rows, tokenizer=tokenizer)
-    assert (
-        prompts == [theirs.removeprefix("<s>")] * 4
-    )  # the tokenizer begins every text with <s> itself
-    ids = PromptDataset(prompts, tokenizer).ids[0]
-    assert (
-        ids == tokenizer(theirs, add_special_tokens=False)["input_ids"]
-        and ids.count(tokenizer.bos_token_id) == 1
-    )
-    plain = bpe_tokenizer(["a"], 270, bos="<s>", eos="</s>", add_bos=False)
-    plain.chat_template = fuzz.TEMPLATE
-    assert load_prompts([talk], tokenizer=plain) == [theirs]  # here nobody else would
+    assert [row["prompt"] for row in prompts] == [talk] * 5
+    pair = {"chosen": [*talk, said("d")], "rejected": [*talk, said("e")]}
+    assert load_prompts([pair], tokenizer=tokenizer) == [{"prompt": talk} | pair]
 
 
 @pytest.mark.parametrize(
@@ -139,44 +134,10 @@ def test_a_conversation_is_a_prompt(tokenizer):
     ],
 )
 def test_a_pair_of_conversations(tokenizer, row, tmp_path):
-    wanted = {"prompt": "<|user|>q<|assistant|>", "chosen": "x", "rejected": "y"}
+    wanted = {"prompt": [user("q")], "chosen": [said("x")], "rejected": [said("y")]}
     assert load_pairs([row], tokenizer=tokenizer) == [wanted]
     (tmp_path / "a.json").write_text(json.dumps([row]))
     assert load_pairs(tmp_path / "a.json", tokenizer=tokenizer) == [wanted]
-
-
-def test_a_template_whose_opening_of_the_answer_is_another(refused):
-    """Some write a thinking mark where an answer is asked for, and none where one stands: then the
-    prompt ends before the answer's opening."""
-    thinking = fuzz.tokenizer()
-    thinking.chat_template = fuzz.TEMPLATE.replace("<|assistant|>", "<|assistant|><think>")
-    [pair] = load_pairs([([user("q"), said("x")], [user("q"), said("y")])], tokenizer=thinking)
-    assert pair == {"prompt": "<|user|>q", "chosen": "<|assistant|>x", "rejected": "<|assistant|>y"}
-    thinking.chat_template = (
-        "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    )
-    assert (
-        refused(
-            lambda: load_pairs(
-                [([user("q"), said("x")], [user("q"), said("y")])], tokenizer=thinking
-            ),
-            "cannot be parted",
-        ).reason
-        == "template"
-    )
-
-
-def test_conversations_need_a_template(refused):
-    bare = bpe_tokenizer(["a"], 270)
-    for on_error in ("raise", "skip"):  # no row's fault
-        refused(
-            partial(load_prompts, [[user("q")]], on_error=on_error),
-            "row 0 is a conversation: pass tokenizer=",
-        )
-        refused(
-            partial(load_prompts, [[user("q")]], tokenizer=bare, on_error=on_error),
-            "no chat template",
-        )
 
 
 def test_dialogues_in_one_string(refused):
@@ -194,6 +155,6 @@ def test_dialogues_in_one_string(refused):
             "rejected": " Go away.\n\nHuman: why?\n\nAssistant: So.",
         }
     ]
-    assert load_prompts([row]) == [head]
+    assert load_prompts([row]) == [{"prompt": head} | row]
     assert load_pairs([{"chosen": "Human error", "rejected": "Human kindness"}])[0]["prompt"] == ""
     refused(lambda: load_pairs([{"chosen": head, "rejected": head + " x"}]), "chosen is empty")

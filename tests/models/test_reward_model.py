@@ -22,6 +22,7 @@ from instruct_goose.models.reward_model import (
     RewardModel,
     check_spread,
     check_tokenizer,
+    last_token_logits,
     tokenizer_fingerprint,
 )
 from instruct_goose.models.tokens import PairDataset, pad, word_tokenizer
@@ -162,7 +163,7 @@ def test_tokenizer_mismatch(tmp_path):
     reward_model.save_pretrained(tmp_path)
     fewer = word_tokenizer(WORDS[:-1], model_max_length=14, pad="<eos>", bos="<eos>", eos="<eos>")
     other = word_tokenizer(WORDS[::-1], model_max_length=14, pad="<eos>", bos="<eos>", eos="<eos>")
-    with pytest.raises(ValueError, match=f"has {len(fewer)} tokens.*embedding of {len(SHARED)}"):
+    with pytest.raises(ValueError, match=tokenizer_fingerprint(fewer)):
         RewardModel.from_pretrained(tmp_path, fewer)
     with pytest.raises(
         ValueError, match=f"{tokenizer_fingerprint(SHARED)}.*{tokenizer_fingerprint(other)}"
@@ -175,21 +176,13 @@ def test_tokenizer_mismatch(tmp_path):
         RewardModel.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "rows, n, fits", [(128, 125, True), (128, 124, False), (128, 129, False), (130, 128, False)]
-)
-def test_spare_rows_of_an_embedding_are_for_the_hardware(rows, n, fits):
-    "Rounded up to a multiple of 64, by at most 3 %: 3.84 rows of 128."
+@pytest.mark.parametrize("rows, n", [(128, 125), (128, 124), (130, 128), (1000, 10)])
+def test_rows_of_an_embedding_without_a_token_are_for_the_hardware(rows, n):
     tokenizer = word_tokenizer([f"w{i}" for i in range(n - 4)], 14)
     model = transformers.GPT2ForSequenceClassification(
         transformers.GPT2Config(**BASE, vocab_size=rows, num_labels=1)
     )
-    with (
-        nullcontext()
-        if fits
-        else pytest.raises(ValueError, match=f"has {n} tokens.*an embedding of {rows}")
-    ):
-        check_tokenizer(model, tokenizer)
+    check_tokenizer(model, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -414,3 +407,78 @@ def test_rows_of_ids_are_scored_as_their_texts():
     ids = DISTINCT(texts)["input_ids"]
     assert reward_model.score(ids) == reward_model.score(texts)
     assert make("llama", DISTINCT).normalise(ids) == make("llama", DISTINCT).normalise(texts)
+
+
+# --- conversations, where only the marks of the chat template say who speaks
+
+
+CHATS = [[{"role": "user", "content": "good"}], [{"role": "user", "content": "bad"}]]
+WEATHER = {"name": "weather"}
+TOOL_TEMPLATE = (
+    "{% for t in tools or [] %}{{ t['name'] + ' ' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + ' ' + m['content'] + ' <|im_end|> ' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{% endif %}"
+)
+
+
+def chat_judge(kind):
+    "A judge whose score depends on every token, with a chat template that takes tools."
+    _, tokenizer = tiny_smollm(["good", "bad", "film", "weather"])
+    tokenizer.chat_template = TOOL_TEMPLATE
+    tokenizer.model_max_length = 14
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(**BASE, vocab_size=len(tokenizer), num_labels=1)
+    model = transformers.GPT2ForSequenceClassification(config).eval()
+    judge = (
+        RewardModel(model, tokenizer) if kind == "reward model" else Classifier(model, tokenizer)
+    )
+    return judge, model, tokenizer
+
+
+def expected_scores(model, tokenizer, tools):
+    "Scores of what the template writes of each conversation, one row at a time."
+    scores = []
+    for chat, answer, own in zip(CHATS, ("film", "bad"), tools, strict=True):
+        whole = [*chat, {"role": "assistant", "content": answer}]
+        ids = tokenizer.apply_chat_template(whole, tools=own, return_dict=True)["input_ids"]
+        scores.append(last_token_logits(model, torch.tensor([ids])).item())
+    return scores
+
+
+@pytest.mark.parametrize("kind", ["reward model", "classifier"])
+@pytest.mark.parametrize("tools", [None, [[WEATHER], [{"name": "film"}, WEATHER]]])
+@torch.no_grad()
+def test_a_judge_reads_conversations_through_its_own_template_with_the_datas_columns(kind, tools):
+    judge, model, tokenizer = chat_judge(kind)
+    columns = {} if tools is None else {"tools": tools}
+    texts = ["user good assistant film", "user bad assistant bad"]  # decoded: no marks
+    scores = judge.score(texts, prompts=CHATS, completions=["film", "bad"], **columns)
+    expected = expected_scores(model, tokenizer, tools or [None, None])
+    assert scores == pytest.approx(expected, abs=1e-5)
+    assert scores != pytest.approx(judge.score(texts), abs=1e-3)
+
+
+@torch.no_grad()
+def test_a_policy_with_another_chat_template_is_read_through_the_reward_models_own():
+    judge, model, tokenizer = chat_judge("reward model")
+    policy = copy.deepcopy(tokenizer)
+    policy.chat_template = TOOL_TEMPLATE.replace("<|im_start|>' + m", "' + m")
+    scores = judge.score(
+        ["good film", "bad bad"],
+        prompts=CHATS,
+        completions=["film", "bad"],
+        prompt_ids=[[3, 4], [3, 5]],
+        completion_ids=[[6], [5]],
+        tokenizer=policy,
+    )
+    assert scores == pytest.approx(expected_scores(model, tokenizer, [None, None]), abs=1e-5)
+
+
+@torch.no_grad()
+def test_a_template_of_a_classifier_may_give_ids():
+    _, model, tokenizer = chat_judge("classifier")
+    judge = Classifier(model, tokenizer, template=lambda prompt, completion: [3, 4, 5])
+    [score] = judge.score(["good"], prompts=["good"], completions=["bad"])
+    assert score == pytest.approx(
+        last_token_logits(model, torch.tensor([[3, 4, 5]])).item(), abs=1e-5
+    )

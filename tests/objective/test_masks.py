@@ -221,6 +221,7 @@ def test_whiten_against_indexing(xm):
 
 def test_no_spread():
     near(whiten(torch.full((1, 3), 7.0), torch.ones(1, 3).bool()), [[0, 0, 0]])
+    near(whiten(torch.full((1, 3), 7.0), torch.ones(1, 3).bool(), shift_mean=False), [[7, 7, 7]])
     one = torch.tensor([[True, False, False]])
     near(masked_var(X[:1], one, unbiased=False), 0)
     for fn in (masked_var, whiten):

@@ -379,6 +379,8 @@ def test_the_adaptive_coefficient_is_trls_and_skyworks():
         weights.append(weight)
         assert (weight, ours) == (applied, theirs)
     assert max(weights) > 0.05 and 0.0 in weights
+    assert adaptive_entropy(3.0, 0.1, 0.2) == (3.0, 3.0)  # one that begins above 1 stays
+    assert adaptive_entropy(3.0, 0.3, 0.2) == (0.0, 2.995)
     for wrong in (math.nan, math.inf):
         with pytest.raises(ValueError, match="not finite"):
             adaptive_entropy(0.1, wrong, 0.2)

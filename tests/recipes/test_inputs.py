@@ -8,6 +8,7 @@ from small_trainer import TOKENIZER
 
 from instruct_goose.core.checks import Positive
 from instruct_goose.data.files import BadRow
+from instruct_goose.data.load import UnusedColumns
 from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.rendering import Renderer
 from instruct_goose.models.reward_model import RewardModel
@@ -16,7 +17,6 @@ from instruct_goose.objective.policy_loss import SURROGATES
 from instruct_goose.recipes.inputs import (
     SAMPLE,
     OwnRun,
-    UnusedColumns,
     as_yaml,
     read_demos,
     read_preferences,
@@ -212,8 +212,8 @@ def test_columns_that_are_not_used_are_named_once(chat_tokenizer):
         assert len(warned) == 1
 
 
-@pytest.mark.parametrize("name", ["images", "system", "history", "input", "context"])
-@pytest.mark.filterwarnings("ignore::instruct_goose.recipes.inputs.UnusedColumns")
+@pytest.mark.parametrize("name", ["images", "audio", "history", "input", "context"])
+@pytest.mark.filterwarnings("ignore::instruct_goose.data.load.UnusedColumns")
 def test_a_column_without_which_a_row_means_something_else_is_refused(chat_tokenizer, name):
     row = {"prompt": "the film ", "completion": "good", "chosen": "good", "rejected": "bad"}
     for read in (read_prompts, read_demos, read_preferences):

@@ -35,12 +35,12 @@ from instruct_goose import Agent
 from instruct_goose.cli.commands import template_arguments
 from instruct_goose.cli.main import main
 from instruct_goose.data.files import BadRow
+from instruct_goose.data.load import UnusedColumns
 from instruct_goose.models.loading import find_model
 from instruct_goose.models.rendering import template_columns
 from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
     SAMPLE,
-    UnusedColumns,
     as_yaml,
     load_reward,
     own_tokenizer,
@@ -217,7 +217,7 @@ def test_rows_of_every_kind_become_prompts_with_their_columns(here, tokenizer):
         ('{"prompt": "a"', "not JSON"),
         ('{"prompt": ""}', "empty"),
         ('{"prompt": 7}', "prompt is 7"),
-        ('{"question": "a"}', "no 'prompt'"),
+        ('{"film": "a"}', "no 'prompt': there are 'film'"),
         ("7", "type int"),
         (
             '{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
@@ -676,12 +676,12 @@ def test_a_trainer_of_ones_own_trains_and_is_recorded(here, capsys):
 
 
 def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
-    write("odd.jsonl", [{"question": "is tea hot", "right": "yes", "n": 1}])
+    write("odd.jsonl", [{"film": "is tea hot", "right": "yes", "n": 1}])
     assert "--prompt-column NAME" in refused(*train("--data", "odd.jsonl"))
-    names = ["--prompt-column", "question", "--answer-column", "right"]
+    names = ["--prompt-column", "film", "--answer-column", "right"]
     main(train("--data", "odd.jsonl", *names, "--dry-run"))
     main(["sft", "--model", "llama", "--data", "odd.jsonl", *names, "--dry-run"])
-    assert read_demos("odd.jsonl", tokenizer, {"prompt": "question", "completion": "right"}) == [
+    assert read_demos("odd.jsonl", tokenizer, {"prompt": "film", "completion": "right"}) == [
         {"prompt": "is tea hot", "completion": "yes"}
     ]
     pytest.importorskip("datasets")
@@ -697,12 +697,6 @@ FEW_PAIRS = [{"prompt": "is tea", "chosen": " hot", "rejected": " wet"}] * 4
 FEW_DEMOS = [{"prompt": "is tea", "completion": " hot"}] * 4
 THUMBS = [row | {"label": bool(n % 2)} for n, row in enumerate(FEW_DEMOS)]
 STAGES = {"sft": FEW_DEMOS, "dpo": FEW_PAIRS, "kto": THUMBS, "reward-model": FEW_PAIRS}
-
-
-TEA_PAIRS = [{"prompt": "is tea", "chosen": " hot", "rejected": " wet"}] * 4
-DEMOS = [{"prompt": "is tea", "completion": " hot"}] * 4
-THUMBS = [row | {"label": bool(n % 2)} for n, row in enumerate(DEMOS)]
-STAGES = {"sft": DEMOS, "dpo": TEA_PAIRS, "kto": THUMBS, "reward-model": PAIRS}
 
 
 def stage(name, *more):
@@ -1132,6 +1126,35 @@ def test_the_trial_gives_the_reward_a_right_answer_from_the_answer_column(here, 
     )
     main(train("--dry-run", reward="right.py:score"))
     assert "right ones" not in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto", "reward-model", "train"])
+def test_a_token_beyond_the_embedding_is_refused_by_its_line_and_else_noted(here, capsys, name):
+    tokenizer = AutoTokenizer.from_pretrained("llama")
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["<tool>"], special_tokens=True)
+    tokenizer.save_pretrained("llama")
+    spoilt = [row | {"prompt": "<tool> " + row["prompt"]} for row in rows_of("sft", 1)]
+    if name == "train":
+        good = [{"prompt": "is tea hot", "answer": "yes", "n": 1}]
+        spoilt = [good[0] | {"prompt": "<tool> is tea hot"}]
+        file = "prompts.jsonl"
+        command = train("--dry-run")
+    else:
+        good = rows_of(name)
+        spoilt = [good[9] | {"prompt": "<tool> is tea hot"}]
+        file = "rows.jsonl"
+        command = supervised(name, "--dry-run")
+    write(file, good)
+    main(command)
+    assert (
+        f"embedding: {rows} rows for {rows + 1} tokens; 1 tokens have no row"
+        in capsys.readouterr().out
+    )
+    write(file, good[:9] + spoilt)
+    line = min(len(good), 9) + 1
+    assert f"{file}, line {line}: the token '<tool>' ({rows}) is beyond" in refused(*command)
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo", "kto"])

@@ -144,7 +144,8 @@ MAY_BE_ANY = {
         exercises._kept(x) exercises._value(x) exercises.check(answer)
         exercises._Watch.__init__(answer) rollouts.rewards.copy_containers(x)
         rollouts.rewards.as_number(x) rollouts.rewards.check_scores(scores)
-        recipes.inputs.refuse_lost_meaning(row) recipes.inputs.with_arguments(row)
+        recipes.inputs.with_arguments(row)
+        data.files.batch_rows(batches) data.load._object_rows(source)
         rollouts.rewards.as_score_list(scores) rollouts.rewards._finite_score(score)""",
     "prompts in one of several forms: text, ids, messages, rows, tensors": """
         models.rendering.is_conversation(prompt) models.rendering.template_columns(row)
@@ -153,8 +154,10 @@ MAY_BE_ANY = {
         rollouts.prompts.data_columns(prompts) rollouts.prompts.prompt_chunks(prompts)
         rollouts.prompts.drop_long_prompts(prompts) training.trainer.RLHFTrainer.prompts_that_fit(prompts)""",
     "objects of libraries that have no types, or are not installed": """
-        compat.trl.config_from_args(args) compat.trl._warn_of_lost(args)
-        compat.trl.dpo_from_trl(args) core.processes.full_tensor(x) lesson.draw_tokens(ax)
+        compat.trl.config_from_args(args) compat.trl.dpo_from_trl(args)
+        compat.trl.sft_from_trl(args) compat.trl.reward_model_from_trl(args)
+        compat.trl.TRLArguments.__init__(args) compat.trl.TRLArguments.value(default)
+        compat.trl._plain(value) core.processes.full_tensor(x) lesson.draw_tokens(ax)
         lesson.drag(fig) models.adapters.unwrap_peft(model) models.decoding.conv1d_layer(part)
         models.decoding.OwnSteps.__init__(past) models.decoding.StaticSteps.__init__(past)
         models.decoding.PreallocatedLayer.__init__(past) models.decoding._faster_step(past)

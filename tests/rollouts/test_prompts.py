@@ -207,3 +207,22 @@ def test_a_question_that_the_template_drops_is_refused_by_its_number():
     rows = [[{"role": role, "content": "one"}] for role in ("user", "human")]
     with pytest.raises(ValueError, match="prompt 1: .*leaves out what turn 0 .human"):
         encode_rows(rows, Tokens(tokenizer, [], 0))
+
+
+def test_template_arguments_are_a_setting_and_a_rows_own_win():
+    _, tokenizer = tiny_smollm(["film", "think", "quiet"])
+    tokenizer.chat_template = tokenizer.chat_template + "{{ mood or '' }}"
+    question = [{"role": "user", "content": "film"}]
+    rows = [
+        {"prompt": question},
+        {"prompt": question, "chat_template_kwargs": {"mood": "think"}},
+    ]
+    model, _ = tiny_smollm(["film", "think", "quiet"])
+    trainer = RLHFTrainer(
+        model, config=config(template_kwargs='{"mood": "quiet"}'), tokenizer=tokenizer
+    )
+    batch = trainer.encode(rows)
+    written = [tokenizer.decode(ids[mask]) for ids, mask in zip(batch.ids, batch.mask, strict=True)]
+    assert [text.split()[-1] for text in written] == ["quiet", "think"]
+    with pytest.raises(ValueError, match="template_kwargs is .* an object in JSON"):
+        config(template_kwargs="mood")

@@ -4,13 +4,19 @@ stay as they were given."""
 import copy
 import math
 import statistics
+from fractions import Fraction
 
 import pytest
 import torch
 from small_models import tiny
 
 from instruct_goose.config import RLHFConfig
-from instruct_goose.rollouts.reward_shaping import training_scores
+from instruct_goose.rollouts.reward_shaping import (
+    add_to_moments,
+    moments_std,
+    shape_scores,
+    training_scores,
+)
 from instruct_goose.training.trainer import RLHFTrainer
 
 PROMPTS = ["the film", "a plot is", "the plot", "film"]
@@ -155,3 +161,26 @@ def test_numbers_of_tokens_have_no_group_to_be_compared_with(tokenizer):
     )
     with pytest.raises(ValueError, match=message):
         t.step(PROMPTS[:2], [per_token, good])
+
+
+def test_a_spread_of_one_beside_a_million_is_a_spread_and_one_step_of_float32_is_none():
+    "Two scores a and a + d have the standard deviation d/√2; at 10⁶ float32 steps are 1/16."
+    for apart, std in ((1.0, 0.5**0.5), (0.5, 0.125**0.5), (0.0625, 1.0), (0.0, 1.0)):
+        scores = torch.tensor([1e6, 1e6 + apart])
+        assert scores[1] - scores[0] == apart
+        moments = add_to_moments((0.0, 0.0, 0.0), scores)
+        assert moments_std(moments) == pytest.approx(std)
+    sums = torch.tensor([0.1 + 0.2 + 0.4, 0.4 + 0.2 + 0.1, 0.7]) * 1000  # equal up to rounding
+    assert moments_std(add_to_moments((0.0, 0.0, 0.0), sums)) == 1.0
+
+
+def test_penalties_keep_the_digits_of_float64_scores():
+    "By fractions: 2/3 of a buffer of 3 used costs 2/3, and the missing end a tenth."
+    config = RLHFConfig(max_new_tokens=8, overlong_buffer=3, missing_eos_penalty=0.1)
+    scores = torch.tensor([0.3, 0.3], dtype=torch.float64)
+    ends = torch.tensor([True, False])
+    shaped = shape_scores(scores, torch.tensor([7, 6]), ends, config)
+    exact = [Fraction(3, 10) - Fraction(2, 3), Fraction(3, 10) - Fraction(1, 10) - Fraction(1, 3)]
+    assert shaped.dtype == torch.float64
+    assert shaped.tolist() == pytest.approx([float(x) for x in exact], rel=1e-14)
+    assert shape_scores(scores.float(), torch.tensor([7, 6]), ends, config).dtype == torch.float32
