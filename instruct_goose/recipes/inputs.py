@@ -12,7 +12,6 @@ __all__ = ['Columns', 'SAMPLE', 'C', 'NOTHING', 'NAMES_OF_RUNS', 'INTEGER', 'DEC
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
 import importlib
-import json
 import math
 import os
 import re

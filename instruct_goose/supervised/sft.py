@@ -7,7 +7,6 @@ __all__ = ['lm_rows', 'fitting_rows', 'lm_loss', 'train_lm', 'batch_loss', 'padd
 
 # %% ../../nbs/learn/17_sft.ipynb #e432cad1
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
