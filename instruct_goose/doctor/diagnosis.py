@@ -30,8 +30,8 @@ def diagnose(
     """Find what looks wrong in a run's metrics and tokens.
 
     What the settings ask for is no finding; nor, where `config` says `own_loss` as a run's
-    config.json does, what a loss of one's own does in place of the built-in one. Raises TypeError or ValueError for what are no
-    metrics: see `Run`.
+    config.json does, what a loss of one's own does in place of the built-in one. Raises TypeError
+    or ValueError for what are no metrics: see `Run`.
     """
     run = Run(metrics, config, tokens)
     findings = []

@@ -388,7 +388,7 @@ def test_an_evaluation_repeated_says_the_same_of_texts_and_of_ids():
     [
         (None, "eval_every is 2, but there is nothing to evaluate on: pass held_out="),
         ([], "no prompts"),
-        (["w1 " * 16], "the limit is 14"),
+        (["w1 " * 16], "room for prompts of 14 tokens"),
     ],
     ids=["none", "empty", "too long"],
 )
