@@ -453,7 +453,12 @@ HEALTHY: dict[str, dict[str, Any]] = {  # settings of runs without a bug
 
 # %% ../../nbs/learn/22_bug_hunt.ipynb #b1dd5a41
 def only_measure(
-    eps: float, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, what: str
+    eps: float,
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    mask: Tensor,
+    what: str,
+    temperature: float = 1.0,
 ) -> Float[Tensor, ""]:
     "Compute max|ratio − 1| in the place of `check_ratio`, without its error."
     return (probability_ratio(logprobs, old_logprobs, mask) - 1).abs().max()
