@@ -78,7 +78,7 @@ FOREIGN_NAMES = {
     "vllm_importance_sampling_cap": "importance_cap",
     "vllm_importance_sampling_mode": "importance_level and importance_beyond",
     "off_policy_mask_threshold": "surrogate='sequence_masked' of instruct_goose.compat.losses, "
-    "with surrogate_settings={'max_kl': …}",
+    "whose limit is max_kl, one of the surrogate_settings",
     "top_entropy_quantile": "an advantage that high_entropy of instruct_goose.compat.losses makes",
     "top_p": "nothing: the loss needs tokens from the whole distribution",
     "multi_objective_aggregation": "reward_weighting, 'raw' or 'scaled'",

@@ -409,7 +409,12 @@ def load_adapters(
         ) from e
     if "_weight_conversions" in vars(model):  # transformers 5 renames weights when it saves, here
         vars(model)["_weight_conversions"] = conversions  # as adapters'; a merged model has others
-    model.tie_weights()  # an embedding that was saved with the adapters is a new tensor
+    are_plain = (
+        type(model.get_input_embeddings()) is nn.Embedding
+        and type(model.get_output_embeddings()) is nn.Linear
+    )
+    if are_plain:  # an embedding that was saved with the adapters is a new tensor
+        model.tie_weights()
     check_loaded_weights(str(directory), model, report.to_dict())
     return widen_trainable(model)
 

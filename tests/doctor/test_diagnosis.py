@@ -281,21 +281,21 @@ def test_evidence_names_numbers_and_iterations():
 
 
 @pytest.mark.parametrize(
-    "rounding, deviation, found",
+    "changes, found",
     [
-        (2**-7, 0.05, []),
-        (2**-7, 0.9, ["error"]),  # bfloat16
-        (2**-23, 0.05, ["error"]),
-        (2**-23, 1e-6, []),
-        (None, 0.05, []),
-        (None, 0.9, ["error"]),
+        ({"rounding": 2**-23, "max_sampler_deviation": 1e-6}, []),
+        ({"rounding": 2**-23, "max_sampler_deviation": 0.05}, ["error"]),
+        ({"rounding": 2**-7, "max_sampler_deviation": 0.9}, []),  # bfloat16: a single token
+        ({"rounding": 2**-7, "sampler_kl": 0.2}, ["error"]),
+        ({"rounding": None, "max_sampler_deviation": 0.9}, []),
+        ({"rounding": None, "max_sampler_deviation": 0.9, "sampler_kl": None}, ["error"]),
+        ({"rounding": 2**-23, "max_ratio_deviation_first": 0.05}, ["error"]),
+        ({"rounding": 2**-7, "max_ratio_deviation_first": 0.05}, []),
+        ({"rounding": 2**-7, "max_ratio_deviation_first": 0.9}, ["error"]),
     ],
 )
-def test_rounding_is_no_finding_and_more_is_an_error(rounding, deviation, found):
-    for name in ("max_sampler_deviation", "max_ratio_deviation_first"):
-        assert [
-            f.severity for f in diagnose(log(**{name: deviation, "rounding": rounding}))
-        ] == found
+def test_rounding_is_no_finding_and_more_is_an_error(changes, found):
+    assert [finding.severity for finding in diagnose(log(**changes))] == found
 
 
 @pytest.mark.parametrize(

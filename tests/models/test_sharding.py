@@ -99,13 +99,16 @@ def test_two_processes_with_a_shard_each_are_one(preset, settings, tmp_path):
 def run_in_directory(
     shard, out, steps, preset="ppo", settings=PPO, resume=False, ctrl_c=None, **more
 ):
-    "A run in a directory; process 0 is interrupted while its ctrl_c-th batch is scored."
+    """A run in a directory; process 0 is interrupted while its ctrl_c-th batch is scored.
+
+    The first call is the trial before the run.
+    """
     os.environ["ACCELERATE_USE_FSDP"] = str(shard)
     calls = []
 
     def judge(texts):
         calls.append(1)
-        if len(calls) == ctrl_c and rank() == 0:
+        if len(calls) - 1 == ctrl_c and rank() == 0:
             raise KeyboardInterrupt
         return reward(texts)
 

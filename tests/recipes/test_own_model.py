@@ -389,7 +389,9 @@ def test_a_run_with_demonstrations_and_held_out_prompts(demo_run, capsys):
 
 
 def test_a_run_that_is_made_longer_is_one_that_was_longer_from_the_start(demo_run):
-    assert refused(*demo_run, "--output-dir", "run").endswith("runs/")
+    assert refused(*demo_run, "--output-dir", "run").endswith(
+        "run already holds a run: --resume goes on with it; else give another directory"
+    )
     main([*demo_run, "--output-dir", "run", "--resume", "--steps", "3"])
     main([*demo_run, "--output-dir", "whole", "--steps", "3"])
     assert log("run") == log("whole")
@@ -1083,7 +1085,7 @@ def one_label(name):
 
 FAULTS = [
     *((name, not_finite, "not finite") for name in (*ROW_OF_STAGE, "train")),
-    *((name, occupied, "already holds a run or files") for name in (*ROW_OF_STAGE, "train")),
+    *((name, occupied, "already holds files: give another") for name in (*ROW_OF_STAGE, "train")),
     ("kto", one_label, "not two kinds of label"),
 ]
 

@@ -87,9 +87,10 @@ def test_a_file_is_read_alone_and_a_directory_with_its_other_texts(folder, tmp_p
         [Review("1", "first", (1, 2, 3)), Review("2", "second", (-1, 0))],
         [],
     )
-    for missing in ("b_GroundTruth.txt", "c_GroundTruth.txt"):
-        with pytest.raises(FileNotFoundError, match=f"{missing}.*anonDataRatings"):
-            read_rated(folder / missing)
+    with pytest.raises(FileNotFoundError, match="b_GroundTruth.txt.*anonDataRatings"):
+        read_rated(folder / "b_GroundTruth.txt")
+    with pytest.raises(FileNotFoundError, match="c_GroundTruth.txt' here: a directory is needed"):
+        read_rated(folder / "c_GroundTruth.txt")
     with pytest.raises(FileNotFoundError, match="GroundTruth"):
         read_rated(tmp_path)
 
