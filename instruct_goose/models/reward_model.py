@@ -242,8 +242,8 @@ class RewardModel(nn.Module):
         completion_ids: Sequence[Sequence[int]] | None = None,  # as the policy wrote them
         tokenizer: PreTrainedTokenizerBase | None = None,  # the policy's
         tools: Sequence | None = None,  # columns of the data that its chat template takes
-        documents: Sequence | None = None,
-        chat_template_kwargs: Sequence | None = None,
+        documents: Sequence | None = None,  # likewise
+        chat_template_kwargs: Sequence | None = None,  # its other arguments, one mapping per row
     ) -> list[float]:  # one per text, in order
         """Score texts, or prompts with responses, without dropout or gradient.
 
