@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Message', 'Prompt', 'Answer', 'THOUGHTS', 'Rendered', 'is_conversation', 'prompt_and_answer', 'pair_parts',
-           'template_columns', 'added_by_call', 'special_tokens', 'message_texts', 'with_marks', 'without_blanks',
-           'times_in', 'argument_objects', 'with_arguments_as_json', 'is_written_as_python', 'words_of', 'Renderer',
-           'left_out']
+           'template_columns', 'added_by_call', 'check_arguments', 'special_tokens', 'message_texts', 'with_marks',
+           'without_blanks', 'times_in', 'argument_objects', 'with_arguments_as_json', 'is_written_as_python',
+           'words_of', 'Renderer', 'left_out']
 
 # %% ../../nbs/reference/models/rendering.ipynb #51236c5d
 import json
@@ -133,6 +133,20 @@ def added_by_call(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[i
         if whole[start : start + len(bare)] == bare:
             return whole[:start], whole[start + len(bare) :]
     return [], []
+
+
+def check_arguments(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> None:
+    """Check that a chat template reads arguments that are to be given to it for every row.
+
+    It does where their names occur in it. Raises ValueError naming one that does not.
+    """
+    template = getattr(tokenizer, "chat_template", None)
+    for name in arguments:
+        if template and not re.search(rf"\b{re.escape(name)}\b", str(template)):
+            raise ValueError(
+                f"the arguments for the chat template hold {name!r}, and the template reads none "
+                "of this name: it would change nothing. Drop it, or correct the name"
+            )
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
@@ -272,8 +286,9 @@ class Renderer:
       refuses them, or writes them as Python prints them, is given their JSON.
 
     Methods raise ValueError, beginning with the row's name, for what cannot be rendered so:
-    no chat template, a template that refuses the row, or leaves out a turn or the tools, or
-    writes the prompt otherwise once the answer follows.
+    no chat template, a template that refuses the row, or leaves out a turn, the tools or the
+    documents, or writes the prompt otherwise once the answer follows. An argument of all rows
+    that the template does not read is a ValueError at once.
     """
 
     def __init__(
@@ -283,6 +298,7 @@ class Renderer:
     ):
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
+        check_arguments(tokenizer, self.template_kwargs)
         self.prefix, self.suffix = added_by_call(tokenizer)
         specials = special_tokens(tokenizer)
         self.special_ids = frozenset(specials.values())
@@ -544,10 +560,10 @@ class Renderer:
                 if not is_written or not times_in(words, text):
                     raise left_out(name, i, message, words)
         arguments = self.template_kwargs | dict(columns)
-        if arguments.get("tools"):
-            without = {**arguments, "tools": None}
-            if text == self._template(messages, without, True, name):
-                raise ValueError(f"{name} has tools, and the chat template leaves them out")
+        for what in ("tools", "documents"):
+            without = {**arguments, what: None}
+            if arguments.get(what) and text == self._template(messages, without, True, name):
+                raise ValueError(f"{name} has {what}, and the chat template leaves them out")
         return text
 
     def _conversation(

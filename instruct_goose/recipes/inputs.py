@@ -152,7 +152,7 @@ def read_demos(
     not render whole, that are too long, or that have a column without which they mean something
     else; or leaves them out, as the policy says. Warns of columns that are not used.
     """
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(tokenizer, arguments)
     found = RowReport() if report is None else report
     named = named_columns(columns)
 
@@ -186,7 +186,7 @@ def read_preferences(
     not render whole, that are too long, or that have a column without which they mean something
     else; or leaves them out, as the policy says. Warns of columns that are not used.
     """
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(tokenizer, arguments)
     render = renderer.rows_to_score if margins else renderer.rows
     found = RowReport() if report is None else report
     named = named_columns(columns)
@@ -286,7 +286,7 @@ def read_prompts(
     render whole, that are too long, or that have a column without which the prompt means
     something else and that no reward asks for; or leaves them out, as the policy says.
     """
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(tokenizer, arguments)
     found = RowReport() if report is None else report
     named = named_columns(columns)
     displaced: set[str] = set()  # columns that have our names, where others were named

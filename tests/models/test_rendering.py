@@ -205,6 +205,15 @@ def test_template_arguments_are_passed_on():
     )
     with pytest.raises(ValueError, match="the prompt has tools"):
         RENDERERS["ChatML"].prompt(question, tools=tools)
+    with pytest.raises(ValueError, match="the prompt has documents"):
+        RENDERERS["ChatML"].prompt(question, documents=documents)
+
+
+def test_an_argument_that_no_template_reads_is_refused_before_any_row():
+    Renderer(TOKENIZERS["Qwen3"], {"enable_thinking": True})
+    with pytest.raises(ValueError, match="hold 'enable_thinkin', .* reads none"):
+        Renderer(TOKENIZERS["Qwen3"], {"enable_thinkin": True})
+    assert Renderer(word_tokenizer(["a"]), {"enable_thinking": True}).prompt("a")  # no template
 
 
 def test_template_arguments_of_a_row():

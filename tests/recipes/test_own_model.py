@@ -926,6 +926,9 @@ def test_arguments_of_the_template_reach_every_stage_and_the_sampler(here, capsy
     assert template_arguments(Path("out"), None) == arguments
     assert template_arguments(Path("out"), '{"mood": "hot"}') == {"mood": "hot"}
     main(["sample", "out", "rain?", "--chat", "--n", "1", "--max-new-tokens", "2", *given])
+    wrong = ["--template-kwargs", '{"moot": "jazz"}']
+    for command in (train("--dry-run", *wrong), ["sample", "out", "rain?", "--chat", *wrong]):
+        assert "the arguments for the chat template hold 'moot'" in refused(*command)
 
 
 @pytest.mark.parametrize("text", ["mood", "[1]", "3"])
