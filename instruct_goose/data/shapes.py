@@ -329,6 +329,15 @@ def _columns_of(
         found = _columns_for(part, names, named)
         if found:
             columns[part] = found
+    _drop_other_columns(shape, columns)
+    has_opening = bool(columns.keys() & {*shape.opening})
+    if (shape.opening_is_needed and not has_opening) or not {*shape.needs(stage)} <= {*columns}:
+        return None
+    return columns
+
+
+def _drop_other_columns(shape: Shape, columns: _Columns) -> None:
+    "Take out the parts that mean something else beside this opening."
     if "prompt" in columns:  # beside a prompt, other openings are other columns
         for part in shape.opening:
             if part != "prompt":
@@ -336,10 +345,6 @@ def _columns_of(
     for part, openings in ONLY_BESIDE.items():
         if not columns.keys() & {*openings}:
             columns.pop(part, None)
-    has_opening = bool(columns.keys() & {*shape.opening})
-    if (shape.opening_is_needed and not has_opening) or not {*shape.needs(stage)} <= {*columns}:
-        return None
-    return columns
 
 
 def _only_one(fits: list[tuple[Shape, _Columns]], where: str, row: Mapping) -> Fit:
