@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SMOLLM', 'Kind', 'LAYER_COUNTS', 'SMOLLM_PACKAGES', 'CHAT_TEMPLATE', 'WEIGHTS', 'find_model', 'holds_adapters',
-           'check_files', 'read_config', 'load_model', 'load_tokenizer', 'load_generation_config', 'load_config',
-           'configured_vocabulary', 'load_part', 'first_line_of', 'check_loaded_weights', 'without_tied',
+           'check_files', 'read_config', 'load_model', 'load_tokenizer', 'load_generation_config', 'saved_ends',
+           'load_config', 'configured_vocabulary', 'load_part', 'first_line_of', 'check_loaded_weights', 'without_tied',
            'restore_head_bias', 'load_adapters', 'fit_embedding', 'base_model_of', 'save_merged', 'save_atomically',
            'load_smollm', 'require_smollm', 'tiny_smollm', 'as_stored', 'save_weights', 'SavesPretrained', 'save_model',
            'align_ends']
@@ -242,10 +242,18 @@ def load_generation_config(
     if directory == SMOLLM:
         return load_smollm()[0].generation_config
     if holds_adapters(directory):
-        return load_generation_config(base_model_of(directory))
+        below = load_generation_config(base_model_of(directory))
+        below.eos_token_id = saved_ends(directory) or below.eos_token_id
+        return below
     if (Path(directory) / "generation_config.json").is_file():
         return GenerationConfig.from_pretrained(directory)
     return GenerationConfig.from_model_config(load_config(directory))
+
+
+def saved_ends(directory: str | Path) -> Any:  # an id, a list of ids, or None: it does not say
+    "Read what ends a response by a directory's own generation config, beside adapters too."
+    file = Path(directory) / "generation_config.json"
+    return read_config(file).get("eos_token_id") if file.is_file() else None
 
 
 def load_config(
@@ -388,6 +396,7 @@ def load_adapters(
 ) -> PreTrainedModel:  # the base, changed in place
     """Load adapters onto their base model; they learn on.
 
+    The base then stops where the adapters were trained to stop, if their directory says it.
     Raises ImportError without peft, and ValueError without a base, for a base that has adapters
     already, and for adapters that do not fit it.
     """
@@ -416,6 +425,9 @@ def load_adapters(
     if are_plain:  # an embedding that was saved with the adapters is a new tensor
         model.tie_weights()
     check_loaded_weights(str(directory), model, report.to_dict())
+    if model.can_generate() and model.generation_config is not None:
+        ends = saved_ends(directory)
+        model.generation_config.eos_token_id = ends or model.generation_config.eos_token_id
     return widen_trainable(model)
 
 

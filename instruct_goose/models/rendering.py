@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['Message', 'Prompt', 'Answer', 'THOUGHTS', 'Rendered', 'is_conversation', 'prompt_and_answer', 'pair_parts',
            'template_columns', 'added_by_call', 'special_tokens', 'message_texts', 'with_marks', 'without_blanks',
-           'times_in', 'words_of', 'Renderer', 'left_out']
+           'times_in', 'argument_objects', 'with_arguments_as_json', 'is_written_as_python', 'words_of', 'Renderer',
+           'left_out']
 
 # %% ../../nbs/reference/models/rendering.ipynb #51236c5d
 import json
@@ -208,6 +209,31 @@ def times_in(text: str, rendered: str) -> int:
     return max(rendered.count(without_blanks(form)) for form in (text, as_json))
 
 
+def argument_objects(message: Message) -> list[dict[str, Any]]:
+    "The arguments of a message's tool calls, where they are objects and not their JSON."
+    calls = [call.get("function", call) for call in message.get("tool_calls") or []]
+    return [call["arguments"] for call in calls if isinstance(call.get("arguments"), dict)]
+
+
+def with_arguments_as_json(message: Message) -> dict[str, Any]:
+    "Copy a message with its tool calls' arguments as JSON, for templates that want a string."
+    if not argument_objects(message):
+        return dict(message)
+    calls = []
+    for call in message["tool_calls"]:
+        inner = dict(call.get("function", call))
+        if isinstance(inner.get("arguments"), dict):
+            inner["arguments"] = json.dumps(inner["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": inner} if "function" in call else inner)
+    return {**message, "tool_calls": calls}
+
+
+def is_written_as_python(arguments: Mapping[str, Any], text: str) -> bool:
+    "Does a text hold arguments as Python prints them, which is not how JSON does?"
+    as_python = str(arguments)
+    return as_python != json.dumps(arguments, ensure_ascii=False) and as_python in text
+
+
 def words_of(message: Message, name: str, is_history: bool) -> list[str]:
     """What a message says, and the rendered text must hold.
 
@@ -220,6 +246,8 @@ def words_of(message: Message, name: str, is_history: bool) -> list[str]:
     else:
         texts += [message[field] for field in THOUGHTS if message.get(field)]
     texts += [call.get("function", call)["name"] for call in message.get("tool_calls") or []]
+    for arguments in argument_objects(message):
+        texts += [x for x in arguments.values() if isinstance(x, str)]
     return [text for text in texts if text.strip()]
 
 
@@ -239,7 +267,9 @@ class Renderer:
       end after an answer, the tokenizer's end is put there, as behind a plain text;
     - an answer that the template would change or begin elsewhere than the generation prompt
       leads to (templates that open with <think>, templates that drop the thoughts) is
-      written behind the generation prompt as it is.
+      written behind the generation prompt as it is;
+    - the arguments of tool calls are objects, as most templates expect them. A template that
+      refuses them, or writes them as Python prints them, is given their JSON.
 
     Methods raise ValueError, beginning with the row's name, for what cannot be rendered so:
     no chat template, a template that refuses the row, or leaves out a turn or the tools, or
@@ -471,19 +501,35 @@ class Renderer:
             {k: x for k, x in message.items() if x is not None or k == "content"}
             for message in messages
         ]
-        try:
+
+        def write(form: list[Any]) -> str:
             text: Any = self.tokenizer.apply_chat_template(
-                known,
+                form,
                 tokenize=False,
                 add_generation_prompt=ask and not goes_on,
                 continue_final_message=goes_on,
                 **self.template_kwargs | dict(columns),
             )
+            return text
+
+        objects = [arguments for message in known for arguments in argument_objects(message)]
+        try:
+            text = write(known)
+            if not any(is_written_as_python(arguments, text) for arguments in objects):
+                return text
         except Exception as e:  # a template is a program of its own, which may raise anything
-            raise ValueError(
-                f"{name}: the chat template refuses it: {type(e).__name__}: {e}"
-            ) from e
-        return text
+            problem = ValueError(f"{name}: the chat template refuses it: {type(e).__name__}: {e}")
+            if not objects:
+                raise problem from e
+        else:
+            problem = ValueError(
+                f"{name}: the chat template writes the arguments of a tool call as Python does, "
+                "and refuses them as JSON"
+            )
+        try:
+            return write([with_arguments_as_json(message) for message in known])
+        except Exception as e:
+            raise problem from e
 
     def _prompt_text(
         self, messages: Sequence[Message], columns: Mapping[str, Any], name: str

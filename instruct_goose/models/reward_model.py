@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['pairwise_loss', 'PairwiseLoss', 'all_pairs_loss', 'last_token_logits', 'label_logits', 'tokenizer_fingerprint',
-           'check_tokenizer', 'RewardModel', 'longest_text', 'score_in_batches', 'template_rows', 'rendered_chats',
-           'check_spread', 'log_odds', 'CutTexts', 'Classifier', 'find_label']
+           'check_tokenizer', 'RewardModel', 'longest_text', 'score_in_batches', 'template_rows', 'prompt_texts',
+           'rendered_answers', 'rendered_chats', 'check_spread', 'log_odds', 'CutTexts', 'Classifier', 'find_label']
 
 # %% ../../nbs/learn/14_reward_model.ipynb #3ce27b11
 import copy
@@ -14,6 +14,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -248,8 +249,9 @@ class RewardModel(nn.Module):
         """Score texts, or prompts with responses, without dropout or gradient.
 
         In RL it reads the ids that it would have been trained on: those of the policy, where
-        tokenizers and chat templates are the same, else prompt and response through its own chat
-        template. Raises ValueError naming a text that is empty or too long.
+        tokenizers and chat templates are the same, else prompt and response through its own
+        tokenizer and chat template: a plain prompt is read as the data has it, with special tokens
+        that decoding leaves out. Raises ValueError naming a text that is empty or too long.
         """
         rows: Sequence[str | Sequence[int]] = texts
         if prompts is not None and completions is not None:
@@ -266,6 +268,9 @@ class RewardModel(nn.Module):
                         row = renderer.response_row(prompt_ids[i], completion_ids[i], not is_chat)
                     sampled.append(row)
                 rows = sampled
+            else:
+                heads = prompt_texts(prompts, prompt_ids, tokenizer)
+                rows = rendered_answers(self.tokenizer, rows, prompts, heads)
         return score_in_batches(self.model, self.tokenizer, self, rows, batch_size, "text")
 
     def _writes_chats_as(self, tokenizer: PreTrainedTokenizerBase | None) -> bool:
@@ -390,6 +395,42 @@ def template_rows(
     return [
         template_columns({name: column[i] for name, column in columns.items()}) for i in range(n)
     ]
+
+
+def prompt_texts(
+    prompts: Sequence,  # as the data has them
+    prompt_ids: Sequence[Sequence[int]] | None,  # as the policy read them
+    tokenizer: PreTrainedTokenizerBase | None,  # the policy's
+) -> list[str]:  # "" for messages
+    "Decode the prompts as they stand in the decoded texts: without special tokens."
+    if prompt_ids is None or tokenizer is None:
+        return [prompt if isinstance(prompt, str) else "" for prompt in prompts]
+    return tokenizer.batch_decode([list(ids) for ids in prompt_ids], skip_special_tokens=True)
+
+
+def rendered_answers(
+    tokenizer: PreTrainedTokenizerBase,  # the one that reads
+    rows: Sequence[str | Sequence[int]],  # decoded texts, or ids, which stay
+    prompts: Sequence,  # as the data has them: plain texts, or messages, whose rows stay
+    heads: Sequence[str],  # what the decoded texts begin with
+) -> list[str | Sequence[int]]:
+    """Plain prompts and what follows them as ids, as training has them.
+
+    A text that begins otherwise stays as it is, and so does one in which the prompt ends inside a
+    word that the tokenizer knows as a whole alone.
+    """
+    renderer = Renderer(tokenizer)
+    rendered = list(rows)
+    for i, prompt in enumerate(prompts):
+        text = rows[i]
+        if not isinstance(prompt, str) or not isinstance(text, str):
+            continue
+        for head in (prompt, heads[i]):
+            if text.startswith(head):
+                with suppress(ValueError):  # in training such a row is refused
+                    rendered[i] = renderer.reward_rows([prompt], [text[len(head) :]])[0]
+                break
+    return rendered
 
 
 def rendered_chats(

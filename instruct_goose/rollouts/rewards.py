@@ -784,7 +784,8 @@ def score_rollout(
 ) -> dict[str, Any]:  # columns: scores, token_scores, score_parts
     """Score a rollout with texts, shaped by the settings.
 
-    Without a tokenizer the functions read token ids. Raises what `score_texts` raises.
+    Without a tokenizer the functions read token ids. A judge with a chat template of its own is
+    given the settings' arguments for it too; a row's own win. Raises what `score_texts` raises.
     """
     where = f"iteration {state.global_step}: "
     log.rows = len(rollout)
@@ -792,6 +793,9 @@ def score_rollout(
     if config.keep_special_tokens and tokens.tokenizer is not None:
         completions = completion_texts_with_marks(rollout, tokens)
     given = reward_kwargs(rollout, tokens.tokenizer, completions) | reward_tools(state, log)
+    if tokens.template_kwargs:
+        own = given.get("chat_template_kwargs") or [None] * len(rollout)
+        given["chat_template_kwargs"] = [{**tokens.template_kwargs, **(row or {})} for row in own]
     total = score_texts(
         reward_fn,
         rollout.texts or [str(ids) for ids in given["completion_ids"]],

@@ -231,6 +231,56 @@ def test_a_tool_call_is_an_answer():
         RENDERERS["gpt-oss"].row([user("what is it")], [{**answer[0], "content": "good"}])
 
 
+CALLS = {  # how templates write the arguments of a call
+    "a string alone": "{{ 'call ' + c['function']['name'] + ' ' + c['function']['arguments'] }}",
+    "whatever it is": "{{ 'call ' ~ c['function']['name'] ~ ' ' ~ c['function']['arguments'] }}",
+    "an object": (
+        "{{ 'call ' + c['function']['name'] + ' ' + c['function']['arguments'] | tojson }}"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_templates_tool_calls_are_json_whether_it_takes_an_object_or_a_string(kind):
+    "DeepSeek's templates add the arguments to a text; most others make JSON of an object."
+    tokenizer = tokenizer_of(FAMILIES["ChatML"])
+    calls = "{% for c in m['tool_calls'] or [] %}" + CALLS[kind] + "{% endfor %}"
+    tokenizer.chat_template = FAMILIES["ChatML"].template.replace(
+        "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}",
+        "{{ '<|im_start|>' + m['role'] + '\n' + (m['content'] or '') }}"
+        + calls
+        + "{{ '<|im_end|>\n' }}",
+    )
+    renderer = Renderer(tokenizer)
+    arguments = {"city": "roma", "days": 2, "is it": None}
+    call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+    answer = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+
+    row = renderer.row([user("what is it")], answer)
+
+    as_json = '{"city": "roma", "days": 2, "is it": null}'
+    assert tokenizer.decode(row.answer_ids) == f"call weather {as_json}"
+    result = [*answer, {"role": "tool", "content": "4"}, said("good")]
+    assert f"call weather {as_json}" in tokenizer.decode(
+        renderer.row([user("what is it")], result).answer_ids
+    )
+    assert call["function"]["arguments"] is arguments
+
+
+def test_arguments_that_a_template_leaves_out_or_refuses_are_refused():
+    tokenizer = tokenizer_of(FAMILIES["ChatML"])
+    head = "{% for m in messages %}{{ m['content'] or '' }}{% for c in m['tool_calls'] or [] %}"
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "roma"}}}
+    answer = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    for write, says in (
+        ("{{ c['function']['name'] }}", "the row: .*leaves out what turn 1 .*'roma'"),
+        ("{{ raise_exception('no tools') }}", "the row: the chat template refuses it: .*no tools"),
+    ):
+        tokenizer.chat_template = f"{head}{write}{{% endfor %}}{{% endfor %}}"
+        with pytest.raises(ValueError, match=says):
+            Renderer(tokenizer).row([user("what")], answer)
+
+
 REFUSED = {
     "a role that the template drops": (
         "Phi-3",

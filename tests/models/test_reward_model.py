@@ -25,7 +25,7 @@ from instruct_goose.models.reward_model import (
     last_token_logits,
     tokenizer_fingerprint,
 )
-from instruct_goose.models.tokens import PairDataset, pad, word_tokenizer
+from instruct_goose.models.tokens import PairDataset, bpe_tokenizer, pad, word_tokenizer
 from instruct_goose.rollouts.rewards import score_texts
 
 transformers.utils.logging.set_verbosity_error()
@@ -472,6 +472,46 @@ def test_a_policy_with_another_chat_template_is_read_through_the_reward_models_o
         tokenizer=policy,
     )
     assert scores == pytest.approx(expected_scores(model, tokenizer, [None, None]), abs=1e-5)
+
+
+def plain_judge():
+    "A reward model whose score depends on every token, of bytes in pairs."
+    tokenizer = bpe_tokenizer(["the film was good. "] * 9, 300, lowercase=False)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|ask|>"]})
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(**BASE, vocab_size=len(tokenizer), num_labels=1)
+    model = transformers.GPT2ForSequenceClassification(config).eval()
+    return RewardModel(model, tokenizer), tokenizer
+
+
+@pytest.mark.parametrize(
+    "prompt, answer", [("<|ask|>the fi", "lm."), ("the  film", " was"), ("the fil", "m was")]
+)
+@torch.no_grad()
+def test_a_plain_prompt_of_a_policy_with_another_tokenizer_is_read_as_in_training(prompt, answer):
+    """A special token in the prompt, blanks that the policy's decoding leaves out, and a token of
+    the reward model that lies across the border."""
+    judge, tokenizer = plain_judge()
+    words = word_tokenizer(["<|ask|>", "the", "fi", "fil", "film", "was", "m"])
+    words.add_special_tokens({"additional_special_tokens": ["<|ask|>"]})
+    prompt_ids = words(prompt)["input_ids"]
+    decoded = words.decode(prompt_ids, skip_special_tokens=True)
+    pair = PairDataset([{"prompt": prompt, "chosen": answer, "rejected": " x"}], tokenizer)
+    want = alone(judge, pair[0]["chosen"])
+
+    [asked] = judge.score(
+        [decoded + answer],
+        prompts=[prompt],
+        completions=[answer.strip()],
+        prompt_ids=[prompt_ids],
+        completion_ids=[[1]],
+        tokenizer=words,
+    )
+
+    assert asked == pytest.approx(want, abs=1e-5)
+    [trial] = judge.score([prompt + answer], prompts=[prompt], completions=[answer])
+    assert trial == pytest.approx(want, abs=1e-5)
+    assert judge.score(["the"], prompts=["a"], completions=["b"]) == judge.score(["the"])
 
 
 @torch.no_grad()

@@ -453,6 +453,30 @@ def test_completions_have_special_tokens_where_the_settings_ask_for_them(keep):
     assert seen == ["w3 w5 w4" if keep else "w5"]
 
 
+def test_the_settings_template_arguments_reach_a_judge_with_a_template_of_its_own():
+    "As the columns of the data do; a row's own arguments win."
+    seen = []
+
+    class Judge:
+        def score(self, texts, prompts=None, completions=None, chat_template_kwargs=None):
+            seen.extend(chat_template_kwargs or [None] * len(texts))
+            return [float(i) for i in range(len(texts))]
+
+    rows = [{"prompt": PROMPTS[0]}, {"prompt": PROMPTS[1], "chat_template_kwargs": {"mood": "own"}}]
+    for setting in ('{"mood": "quiet", "n": 3}', None):
+        settings = config("grpo", template_kwargs=setting)
+        trainer = RLHFTrainer(tiny(), config=settings, tokenizer=TOKENIZER)
+        trainer.score(trainer.rollout(rows), Judge())
+
+    n = len(seen) // 4
+    assert n and seen == (
+        [{"mood": "quiet", "n": 3}] * n
+        + [{"mood": "own", "n": 3}] * n
+        + [None] * n
+        + [{"mood": "own"}] * n
+    )
+
+
 def ids_only(**settings):
     "A trainer whose prompts are token ids: it has no tokenizer."
     small = config("grpo", eval_every=1, recheck_every=1, **settings)
