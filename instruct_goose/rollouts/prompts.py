@@ -131,22 +131,24 @@ def data_columns(
     prompts: Any,  # rows, or {"query_ids", "query_mask"}
     n: int = 1,  # responses to each prompt
 ) -> dict[str, list]:  # one item per response
-    """Collect what the rows hold beside the prompt, by name.
+    """Collect what the rows hold, by name.
 
-    Prompts that are messages are a column too, since their text is not what the data has. A row
-    without a column has None there. Empty for {"query_ids", "query_mask"}.
+    Prompts that are texts or messages are a column too, as the data has them: what is decoded of
+    their ids lacks special tokens. A row without a column has None there, and so has the prompt of
+    one that is ids. Empty for {"query_ids", "query_mask"}.
     """
     if isinstance(prompts, dict):
         return {}
-    rows = [row if isinstance(row, Mapping) else {"prompt": row} for row in prompts]
-    left_out = {"text", "ids"}  # of a PromptDataset
-    if not any(is_conversation(row.get("prompt")) for row in rows):
-        left_out.add("prompt")
-    columns: dict[str, list] = {}
-    for row in rows:
-        for name in row:
-            if name not in left_out:
-                columns.setdefault(name, [])
+    rows = []
+    for prompt in prompts:
+        row = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
+        if "prompt" not in row:  # of a PromptDataset
+            row["prompt"] = row.pop("text", None)
+            row.pop("ids", None)
+        if not isinstance(row["prompt"], str) and not is_conversation(row["prompt"]):
+            row.pop("prompt")
+        rows.append(row)
+    columns: dict[str, list] = {name: [] for row in rows for name in row}
     for name, column in columns.items():
         for row in rows:
             column.extend([row.get(name)] * n)

@@ -376,7 +376,10 @@ def reward_kwargs(
     host = rollout.on_host
     columns = dict(rollout.columns or {})
     check_column_names(columns)
-    prompts = columns.pop("prompt", None) or rollout.prompts or []
+    prompts = list(rollout.prompts or [""] * len(rollout))
+    for i, prompt in enumerate(columns.pop("prompt", None) or []):
+        if prompt is not None:
+            prompts[i] = prompt
     kwargs: dict[str, Any] = columns
     if tokenizer is not None:
         if texts is None:

@@ -4,6 +4,7 @@ For every chat template at hand, and in the models of thirty families: what is c
 that reach the model's embedding.
 """
 
+import copy
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,17 +16,25 @@ from transformers import AutoModelForCausalLM
 
 from instruct_goose.cli.commands import ChatConfig, SampleConfig, responses_of, stream_answer
 from instruct_goose.config import RLHFConfig
-from instruct_goose.models.tokens import PairDataset
-from instruct_goose.recipes.inputs import read_demos, read_preferences, read_prompts
+from instruct_goose.models.reward_model import RewardModel
+from instruct_goose.models.tokens import PairDataset, word_tokenizer
+from instruct_goose.recipes.inputs import (
+    SAMPLE,
+    read_demos,
+    read_preferences,
+    read_prompts,
+    try_reward,
+)
 from instruct_goose.rollouts.prompts import encode_rows
 from instruct_goose.rollouts.rollout import Tokens
 from instruct_goose.supervised.dpo import labelled_rows, pair_rows
-from instruct_goose.supervised.sft import lm_rows
+from instruct_goose.supervised.sft import lm_rows, train_lm
 from instruct_goose.training.trainer import RLHFTrainer
 
 TOKENIZERS = {name: tokenizer_of(family) for name, family in FAMILIES.items()}
 QUESTION = [{"role": "user", "content": "what is it?"}]
 TEXT = "what is it?"
+ROTARY = dict(intermediate_size=24, num_key_value_heads=1)
 DEMO = {"prompt": QUESTION, "completion": "the film was good"}
 THUMBS = [{**DEMO, "label": True}, {**DEMO, "completion": "why?", "label": False}]
 PAIR = {"prompt": QUESTION, "chosen": "the film was good", "rejected": "why?"}
@@ -130,8 +139,124 @@ def test_every_stage_reads_a_plain_text_as_the_tokenizers_call_gives_it(name):
     assert scored["chosen"] == tokenizer(f"{TEXT} the film")["input_ids"]
 
 
+WRITES_BOS = {
+    name
+    for name, tokenizer in TOKENIZERS.items()
+    if templates_own(tokenizer, QUESTION)[0] == tokenizer.bos_token_id
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_what_a_template_has_written_is_read_alike_when_it_is_given_as_text(name):
+    "No second bos where the template writes it; where only the tokenizer does, it writes one."
+    tokenizer = TOKENIZERS[name]
+    text = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
+    asked = templates_own(tokenizer, QUESTION)
+    if FAMILIES[name].adds_bos and name not in WRITES_BOS:
+        asked = [tokenizer.bos_token_id, *asked]
+
+    rows, (start,) = lm_rows([{"prompt": text, "completion": "the film"}], tokenizer)
+    pair = {"prompt": text, "chosen": "the film", "rejected": "why?"}
+
+    assert encode_rows([text], Tokens(tokenizer, [], 0)) == [asked]
+    assert rows[0][:start] == asked
+    assert rows[0].count(tokenizer.bos_token_id) == asked.count(tokenizer.bos_token_id) + (
+        tokenizer.bos_token_id == tokenizer.eos_token_id
+    )
+    assert [given for given, _ in pair_rows([pair], tokenizer)[0]] == [asked, asked]
+    assert PairDataset([pair], tokenizer)[0]["chosen"][: len(asked)] == asked
+
+
+@pytest.mark.parametrize("add_eos", [False, True])
+@pytest.mark.parametrize("add_bos", [False, True])
+def test_a_prompt_has_no_end_in_rl_sample_or_training_whatever_the_tokenizer_adds(add_bos, add_eos):
+    tokenizer = word_tokenizer("what is it why".split(), 64, add_bos=add_bos, add_eos=add_eos)
+    model = tiny(T.LlamaConfig(**shape_for(tokenizer), **ROTARY))
+    asked = tokenizer.convert_tokens_to_ids(["what", "is"])
+    if add_bos:
+        asked = [tokenizer.bos_token_id, *asked]
+
+    rows, (start,) = lm_rows([{"prompt": "what is", "completion": " it"}], tokenizer)
+    pair = {"prompt": "what is", "chosen": " it", "rejected": " why"}
+
+    assert asked_in_rl(model, tokenizer, "what is") == asked
+    assert sampled_prompt(model, tokenizer, "what is", chat=False) == asked
+    assert rows[0][:start] == pair_rows([pair], tokenizer)[0][0][0] == asked
+    assert PairDataset([pair], tokenizer)[0]["chosen"] == tokenizer("what is it")["input_ids"]
+
+
+def judge_of(tokenizer):
+    "A reward model whose score depends on every token."
+    judge = RewardModel.from_causal_lm(
+        tiny(T.LlamaConfig(**shape_for(tokenizer), **ROTARY)), tokenizer
+    )
+    torch.nn.init.normal_(judge.model.score.weight)
+    return judge.eval()
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@torch.no_grad()
+def test_a_reward_model_reads_in_rl_and_in_the_trial_what_it_would_be_trained_on(name):
+    """The policy's ids, where the tokenizers are the same. With a template of its own, as an answer
+    of its own: decoded texts, in which no mark says who speaks, would score otherwise."""
+    tokenizer = TOKENIZERS[name]
+    judge = judge_of(tokenizer)
+    config = RLHFConfig.preset("grpo", device="cpu", batch_size=4, group_size=4, max_new_tokens=3)
+    model = tiny(T.LlamaConfig(**shape_for(tokenizer), **ROTARY))
+    trainer = RLHFTrainer(model, config=config, tokenizer=tokenizer)
+
+    rollout = trainer.score(trainer.rollout([QUESTION]), judge)
+
+    rows = [
+        torch.cat([query[given], response[written]])
+        for query, given, response, written in zip(
+            rollout.query_ids,
+            rollout.query_mask,
+            rollout.response_ids,
+            rollout.mask,
+            strict=True,
+        )
+    ]
+    alone = [judge(row[None]).item() for row in rows]
+    assert rollout.scores.tolist() == pytest.approx(alone, abs=1e-4)
+    trial = try_reward([judge], [{"prompt": QUESTION}], tokenizer)
+    sample = [
+        *templates_own(tokenizer, QUESTION),
+        *tokenizer(SAMPLE, add_special_tokens=False).input_ids,
+    ]
+    assert trial == pytest.approx([judge(torch.tensor([sample])).item()], abs=1e-4)
+
+    other = copy.deepcopy(TOKENIZERS["Qwen3" if name == "ChatML" else "ChatML"])
+    trial = try_reward([judge], [{"prompt": QUESTION}], other)
+    pair = {"prompt": QUESTION, "chosen": SAMPLE, "rejected": "why?"}
+    trained = PairDataset([pair], tokenizer)[0]["chosen"]
+    assert trial == pytest.approx([judge(torch.tensor([trained])).item()], abs=1e-4)
+
+
+FOUR = [("what is it", "good"), ("why", "the film"), ("who is in it", "4"), ("what", "it is")]
+
+
+@pytest.mark.parametrize("name", ["ChatML", "R1", "Nemotron", "GLM"])
+def test_a_model_answers_what_it_was_taught_behind_the_prompt_that_it_is_asked_with(name):
+    "Also where the generation prompt opens a thought that the conversation does not have there."
+    tokenizer = TOKENIZERS[name]
+    shape = shape_for(tokenizer) | dict(hidden_size=48, num_attention_heads=4)
+    model = tiny(T.LlamaConfig(**shape, intermediate_size=96))
+    demos = [
+        {"prompt": [{"role": "user", "content": question}], "completion": answer}
+        for question, answer in FOUR
+    ]
+    train_lm(model, tokenizer, demos, steps=120, lr=1e-2, batch_size=4, progress=False)
+
+    config = SampleConfig(Path("nowhere"), chat=True, max_new_tokens=24, temperature=0.01)
+    answers = responses_of(model.eval(), tokenizer, [question for question, _ in FOUR], config)
+
+    assert [text.rpartition("</think>")[2].strip() for text in answers] == [
+        answer for _, answer in FOUR
+    ]
+
+
 # A policy's prompt in RL, what it is taught behind, and what the shell lets it read.
-ROTARY = dict(intermediate_size=24, num_key_value_heads=1)
 HEADS = dict(intermediate_size=24, num_key_value_heads=2)
 CONFIGS = {
     "apertus": lambda b: T.ApertusConfig(**b, **ROTARY),

@@ -104,7 +104,7 @@ def test_two_rewards_are_their_weighted_sum_and_stand_in_the_log():
     assert metrics["reward_mean/first"] == 1.0  # of the rows that it applies to
     long_scores = r.score_parts["long"].tolist()
     assert r[[2, 0]].score_parts["long"].tolist() == [long_scores[2], long_scores[0]]
-    assert r[1].columns == {"answer": [answers[1]]}
+    assert r[1].columns["answer"] == [answers[1]]
 
 
 def test_there_is_one_weight_for_each_reward(unchecked):
@@ -475,6 +475,28 @@ def test_the_settings_template_arguments_reach_a_judge_with_a_template_of_its_ow
         + [None] * n
         + [{"mood": "own"}] * n
     )
+
+
+def test_prompts_reach_a_reward_as_the_data_has_them():
+    "Texts with special tokens and blanks that decoding leaves out, messages, and ids as text."
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["w3"]})
+    seen = []
+
+    def judge(prompts, texts, text):
+        seen.extend(zip(prompts, text, texts, strict=True))
+        return [float(i) for i in range(len(prompts))]
+
+    rows = ["w3 w1", {"prompt": "w1   w2", "text": "a column"}, tokenizer("w1 w2")["input_ids"]]
+    trainer = RLHFTrainer(tiny(), config=config("grpo"), tokenizer=tokenizer)
+    trainer.score(trainer.rollout(rows), judge)
+
+    n = len(seen) // 3
+    assert [prompt for prompt, _, _ in seen] == (
+        ["w3 w1"] * n + ["w1   w2"] * n + [tokenizer.decode(rows[2], skip_special_tokens=True)] * n
+    )
+    assert [column for _, column, _ in seen] == [None] * n + ["a column"] * n + [None] * n
+    assert all(text.startswith("w1") for _, _, text in seen)
 
 
 def ids_only(**settings):
