@@ -9,7 +9,7 @@ __all__ = ['OWN_DATA', 'COMMANDS', 'FLAG_TYPES', 'OURS', 'COLUMN_FLAGS', 'Comman
            'require_reward', 'require_trainer', 'flag_type', 'Flag', 'flag_table', 'stored_flag', 'with_flags',
            'values_of', 'flags', 'with_defaults', 'may_be_missing', 'unknown_flags', 'settings_of_file', 'more_choices',
            'refuse_foreign', 'as_flags', 'run_plugins', 'foreign', 'ImpossibleSettings', 'in_a_shell', 'in_a_sentence',
-           'settings_of_command', 'main', 'run_command', 'require_places']
+           'settings_of_command', 'warnings_in_a_line', 'main', 'run_command', 'require_places']
 
 # %% ../../nbs/guides/command_line.ipynb #b07e26d8
 import json
@@ -19,8 +19,10 @@ import sys
 import sysconfig
 import traceback
 import types
+import warnings
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field, fields, make_dataclass, MISSING
 from importlib.resources import files
 from pathlib import Path
@@ -582,6 +584,27 @@ def settings_of_command(argv: Sequence[str]) -> Collection[str]:
     return [flag["name"] for flag in command["flags"]] if command else ()
 
 # %% ../../nbs/guides/command_line.ipynb #9b9c639c
+@contextmanager
+def warnings_in_a_line(argv: Sequence[str]) -> Iterator[None]:
+    """Show this package's warnings as sentences of a shell, without a place in its code.
+
+    Those of other packages stay as Python shows them.
+    """
+    before = warnings.formatwarning
+
+    def one_line(message: Any, category: type[Warning], *where: Any) -> str:
+        if category.__module__.startswith("instruct_goose"):
+            text = in_a_shell(str(message), settings_of_command(argv))
+            return f"warning: {printable(text)}\n"
+        return before(message, category, *where)
+
+    warnings.formatwarning = one_line
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
+
+
 def main(argv: list[str] | None = None) -> None:  # None: what the shell gave
     """Run the command `instruct-goose`.
 
@@ -592,7 +615,8 @@ def main(argv: list[str] | None = None) -> None:  # None: what the shell gave
     words = sys.argv[1:] if argv is None else argv
     try:
         try:
-            run_command(words)
+            with warnings_in_a_line(words):
+                run_command(words)
         finally:
             print(end="", flush=True)  # a reward may have taken sys.stdout away
     except KeyboardInterrupt as e:

@@ -387,8 +387,9 @@ class Stateful(Protocol):
 class StageStore(Protocol):
     """Where one stage of a run keeps its state, and finds it again.
 
-    The loop of a stage begins at `saved`, moves weights inside `update`, and tells after each step
-    how far it is; the store decides when a copy is due. `runs.resume` has one on the disk.
+    The loop of a stage begins at `saved`, moves weights inside `moving_weights`, and tells after
+    each step how far it is; the store decides when a copy is due. `runs.resume` has one on the
+    disk.
     """
 
     @property

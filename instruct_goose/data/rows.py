@@ -284,8 +284,9 @@ def _opening_of(row: Mapping, fit: Fit, where: str, drop_answer: bool = False) -
     more = fit.value(row, "input")
     if is_given(more) and part == "instruction":
         text = f"{text}\n\n{require_text(more, fit.columns['input'], where)}"
-    history = _history_of(fit.value(row, "history"), where) if part == "instruction" else []
-    return Opening(text, part in ("question", "instruction"), system or None, history)
+    is_question = part in ("question", "instruction")
+    history = _history_of(fit.value(row, "history"), where) if is_question else []
+    return Opening(text, is_question, system or None, history)
 
 
 def _history_of(history: object, where: str) -> list[dict]:
@@ -660,12 +661,16 @@ def check_turns(value: Sequence, name: str, where: str) -> list[dict]:
         turn = require_object(item, f"{where}: {place}")
         if "role" not in turn and "from" in turn:
             turn = _from_share_gpt(turn, place, where)
-        require_text(turn.get("role"), f"{place}, role", where)
+        if "role" not in turn:
+            raise BadRow(
+                "conversation",
+                where,
+                f"{place} has {_names(turn)}, and neither role and content nor from and value",
+            )
+        require_text(turn["role"], f"{place}, role", where)
         content = turn.get("content")
         if is_turns(content) and content:
-            for part in content:
-                part = require_object(part, f"{where}: {place}, content")
-                require_text(part.get("text"), f"{place}, content", where)
+            _check_parts(content, place, where)
         elif content or not turn.get("tool_calls"):
             require_text(content, f"{place}, content", where)
         kept = {key: field for key, field in turn.items() if field is not None}
@@ -675,6 +680,21 @@ def check_turns(value: Sequence, name: str, where: str) -> list[dict]:
             kept["tool_calls"] = [_with_arguments(call) for call in kept["tool_calls"]]
         turns.append({"content": None} | kept)
     return turns
+
+
+def _check_parts(content: Sequence, place: str, where: str) -> None:
+    "Raises BadRow for a part of a turn's content that has no text."
+    for n, item in enumerate(content):
+        name = f"{place}, part {n} of its content"
+        part = require_object(item, f"{where}: {name}")
+        if "text" not in part:
+            raise BadRow("conversation", where, f"{name} has {_names(part)}, and no text")
+        require_text(part["text"], name, where)
+
+
+def _names(row: Mapping) -> str:
+    "The names of an object's fields, for an error."
+    return ", ".join(map(str, row)) or "no field"
 
 
 def _from_share_gpt(turn: Mapping, place: str, where: str) -> dict[str, Any]:

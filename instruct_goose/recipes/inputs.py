@@ -603,7 +603,7 @@ NAMES_OF_RUNS: dict[str, tuple[str, ...]] = {  # other libraries' → ours, of w
     "save_total_limit": ("keep",),
     "resume_from_checkpoint": ("resume",),
     "tools": ("data, with a column tools",),
-    "max_prompt_length": ("long_prompts, 'cut' or 'drop'",),
+    "max_prompt_length": ("long_rows, 'cut' or 'drop'",),
     # these are reached from Python alone
     "args": (),
     "check_state": (),

@@ -188,7 +188,10 @@ torch.serialization.add_safe_globals([Rollout])  # may be sent to other processe
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #8b1b8f03
 def by_length(rollout: Rollout) -> Int[Tensor, "batch"]:
-    "Order the rows from the shortest to the longest, query and response together."
+    """Order the rows from the shortest to the longest.
+
+    The query and the tokens that the policy wrote count; what an environment wrote does not.
+    """
     host = rollout.on_host
     return (host.query_mask.sum(-1) + host.mask.sum(-1)).argsort(stable=True)
 

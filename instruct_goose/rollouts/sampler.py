@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['CONTEXT', 'RATIO_CAUSES', 'FLOAT_LIMIT', 'HALF_LIMIT', 'MOST_TOKENS_OFF', 'LARGEST_MEAN', 'StopStrings', 'Sampler',
            'SyncedSampler', 'PolicySampler', 'sync_weights', 'require_rows', 'require_sampler', 'require_sampler_maker',
-           'rounding', 'RatioOutliers', 'check_ratio', 'require_same_forward', 'SharedSampler', 'data_parallel',
-           'greedy_responses']
+           'rounding', 'RatioOutliers', 'check_ratio', 'require_same_forward', 'SharedSampler',
+           'sampler_of_this_process', 'data_parallel', 'greedy_responses']
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #c5bce922
 import inspect
@@ -148,7 +148,7 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class SyncedSampler(Sampler, Protocol):
-    "A sampler with weights of its own, which are replaced after each update."
+    "A sampler with weights of its own, which are replaced at the end of each iteration."
 
     def updated(self, model: nn.Module) -> None:
         "Take over the policy's new weights."
@@ -400,6 +400,16 @@ class SharedSampler:
     def updated(self, model: nn.Module) -> None:
         "Pass the policy's new weights on to the sampler, if it keeps its own."
         sync_weights(self.sampler, model)
+
+
+def sampler_of_this_process(sampler: Sampler) -> Sampler:
+    """Return the sampler that writes here: of several processes, this one's.
+
+    A checkpoint keeps the state of the main process's.
+    """
+    if isinstance(sampler, SharedSampler):
+        return sampler.sampler
+    return sampler
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #14340552
 def data_parallel(sampler: Sampler, tokens: Tokens) -> Sampler:

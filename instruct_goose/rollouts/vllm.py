@@ -57,7 +57,7 @@ class Engine(Protocol):
 class EngineSampler:
     """Sample with an engine. A row has its own seed, however many processes there are.
 
-    The engine gets the policy's weights after each update.
+    The engine gets the policy's weights at the end of each iteration.
     """
 
     def __init__(self, agent: Agent, tokens: Tokens, engine: Engine):

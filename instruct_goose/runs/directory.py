@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MODEL_FILES', 'new_run_dir', 'claim_run_dir', 'require_unused', 'IsDataclass', 'SavedRun', 'DirectoryConfig',
            'open_run', 'has_begun', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts', 'RunLog',
-           'checked_log', 'truncate_log', 'train_policy', 'logging_to', 'save_last_whole_policy', 'in_run_directory',
-           'check_directory', 'print_worst_finding', 'input_digests', 'file_history', 'name_changed_files',
-           'model_digests', 'directory_digests']
+           'name_new_schedule', 'checked_log', 'truncate_log', 'train_policy', 'logging_to', 'save_last_whole_policy',
+           'in_run_directory', 'check_directory', 'print_worst_finding', 'input_digests', 'file_history',
+           'name_changed_files', 'model_digests', 'directory_digests']
 
 # %% ../../nbs/reference/runs/directory.ipynb #ed9beb72
 import hashlib
@@ -281,9 +281,19 @@ class RunLog(Callback[RLHFTrainer]):
             trainer.load_state_dict({**state, "identity": identity})
             if steps != trainer.config.steps:  # and goes on then, also if it was stopped early
                 trainer.stopped = None
+                on_main(partial(name_new_schedule, trainer.config, steps, trainer.iteration))
         if is_main():
             truncate_log(self.tokens, trainer.iteration)
             truncate_log(self.path, trainer.iteration)
+
+
+def name_new_schedule(config: RLHFConfig, steps: object, done: int) -> None:
+    "Print that a learning rate which falls over the run falls over a longer one from now on."
+    if config.lr_schedule != "constant":
+        print(
+            f"{config.lr_schedule} learning rate: the first {done} iterations had that of a run of "
+            f"{steps}, the rest have that of a run of {config.steps}"
+        )
 
 
 def checked_log(state: Mapping, path: Path) -> list[Metrics]:

@@ -352,7 +352,7 @@ class Stage:
     def moving_weights(self) -> Iterator[None]:
         """Around an optimizer step of a supervised stage: signals wait until it is whole.
 
-        RL has no use for it: an iteration that breaks off is undone, see `train_policy`.
+        RL has no use for it: of an iteration that breaks off nothing is kept, see `train_policy`.
         """
         self.manager.reached = None
         with self.manager.signals.delayed():
@@ -375,8 +375,9 @@ class Stage:
         A stage that ends early says so with `is_last`, and is saved.
 
         `state` is asked for by all processes, where each has a shard of it; where the stage has
-        said what it has `reached`, only if it is to be saved. Raises KeyboardInterrupt if a
-        signal has come that somebody has swallowed, OSError if the checkpoint cannot be written.
+        said with `mark_reached` where it is, only if it is to be saved. Raises KeyboardInterrupt
+        if a signal has come that somebody has swallowed, OSError if the checkpoint cannot be
+        written.
         """
         manager = self.manager
         due = (

@@ -151,7 +151,7 @@ class PolicySnapshot:
         check_values(state, hints)
         if state["value"] is not None:
             expected = module_state(self.agent.model)
-            what = "another model's weights, kept as the best policy"
+            what = "another model's weights, in a policy that was put aside"
             check_tensors(expected, state["weights"], what)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

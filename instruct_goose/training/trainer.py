@@ -79,11 +79,12 @@ from instruct_goose.rollouts.rollout import (
 from instruct_goose.rollouts.sampler import (
     data_parallel,
     PolicySampler,
-    Sampler,
-    sync_weights,
     require_rows,
     require_sampler,
     require_sampler_maker,
+    Sampler,
+    sampler_of_this_process,
+    sync_weights,
 )
 from .callbacks import Callback, check_callbacks, Phases, StopWhen
 from instruct_goose.training.experience import (
@@ -159,7 +160,7 @@ class RLHFTrainer:
             torch.set_float32_matmul_precision("high")
         agent = model if isinstance(model, Agent) else Agent(model)
         self.agent = agent.to(self.device)
-        router_coef(self.agent.model, self.config.router_aux_loss_coef)  # is refused here
+        router_coef(self.agent.model, self.config.router_aux_loss_coef)  # raises without experts
         self.ref_model: PreTrainedModel | None = None
         if ref_model is not None or self.config.needs_reference:
             self.ref_model = make_reference(ref_model, self.agent)
@@ -180,6 +181,7 @@ class RLHFTrainer:
         self.sampler: Sampler = data_parallel(
             sampler or PolicySampler(self.agent, self.tokens), self.tokens
         )
+        sync_weights(self.sampler, self.agent.model)  # an engine has weights of its own
         self.callbacks = list(callbacks)
         self.generators = Generators(self.config.seed)
         self.prompts = PromptOrder(self.config.seed)
@@ -719,8 +721,9 @@ class RLHFTrainer:
             "kl_stop": self.kl_stop,
             "reference": self.reference,
         }
-        if isinstance(self.sampler, Stateful):
-            parts["sampler"] = self.sampler
+        sampler = sampler_of_this_process(self.sampler)
+        if isinstance(sampler, Stateful):
+            parts["sampler"] = sampler
         for callback in self.callbacks:
             if isinstance(callback, Stateful):
                 name = f"callback {type(callback).__name__}"

@@ -547,3 +547,19 @@ def test_the_commands_take_every_form_of_a_row(chat_model, tmp_path, capsys, nam
         flags = ["--data", str(path), "--held-out", "0", "--dry-run"]
         main([STAGE_COMMANDS[stage], "--model", str(chat_model), *flags])
         assert "2 rows to learn from" in capsys.readouterr().out
+
+
+def test_warnings_of_this_package_are_a_line_in_a_shell():
+    told = subprocess.run(
+        [sys.executable, "-c", WARNS], capture_output=True, text=True, check=True
+    ).stderr
+    assert told == "warning: not used: source\n"
+
+
+WARNS = """
+import warnings
+from instruct_goose.cli.main import warnings_in_a_line
+from instruct_goose.data.load import UnusedColumns
+with warnings_in_a_line(["sft"]):
+    warnings.warn("not used: source", UnusedColumns)
+"""

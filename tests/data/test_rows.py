@@ -36,7 +36,7 @@ def said(text):
         ({"prompt": []}, "empty", "without turns"),
         ([3], "shape", "turn 0: of type int"),
         ([{"from": "judge", "value": "q"}], "conversation", "from is 'judge', and it is one of"),
-        ([{"value": "q"}], "empty", "turn 0, role is None"),
+        ([{"value": "q"}], "conversation", "turn 0 has value, and neither role and content"),
         ({"messages": "q"}, "type", "messages is 'q': a conversation is needed"),
         ([user("q"), user(None)], "empty", "turn 1, content is None"),
         (

@@ -62,6 +62,7 @@ ANSWERS = {
     "GSM8K": ([user()], [said()]),
     "MATH": ([user()], [said()]),
     "Orca": ([SYSTEM, user()], [said()]),
+    "ms-swift": ([user("1 + 1?"), said("2"), user()], [said()]),
     "text": ("", "2 + 3 = 5"),
 }
 PAIRS = {
@@ -516,3 +517,19 @@ def test_a_data_set_is_named_with_its_configuration_and_split(tmp_path, refused)
     refused(lambda: load_from_hub(place), "main", f"{place}:CONFIGURATION:SPLIT")
     refused(lambda: load_from_hub(f"{place}:main:nosuch"), "nosuch", "CONFIGURATION:SPLIT")
     refused(lambda: load_from_hub("a:b:c:d"), "write NAME, NAME:SPLIT or NAME:CONFIGURATION:SPLIT")
+
+
+@pytest.mark.parametrize(
+    "turn, says",
+    [
+        ({"human": "2 + 3?", "assistant": "5"}, "turn 0 has human, assistant, and neither role"),
+        ({"role": "user", "content": [{"type": "image"}]}, "part 0 of its content has type, and"),
+        (
+            {"role": "user", "content": [{"type": "text", "value": "2 + 3?"}]},
+            "part 0 of its content has type, value, and no text",
+        ),
+    ],
+)
+def test_a_turn_of_another_form_is_refused_with_the_names_of_its_fields(turn, says):
+    with pytest.raises(BadRow, match=says):
+        load("SFT", [{"messages": [turn, said()]}])

@@ -184,7 +184,9 @@ def test_a_run_that_a_callback_ended_can_be_made_longer(tmp_path):
     assert log_of(tmp_path) == log_of(tmp_path / "whole")
 
 
-def test_a_grown_run_with_a_falling_rate_is_interrupted_before_its_first_whole_step(tmp_path):
+def test_a_grown_run_with_a_falling_rate_is_interrupted_before_its_first_whole_step(
+    tmp_path, capsys
+):
     "policy/ holds the last whole policy, and Ctrl-C stays what it is."
     settings = dict(lr_schedule="linear")
     train_in(trainer(steps=2, **settings), tmp_path, PROMPTS, reward, save_every=1, progress=False)
@@ -193,6 +195,8 @@ def test_a_grown_run_with_a_falling_rate_is_interrupted_before_its_first_whole_s
     with pytest.raises(KeyboardInterrupt):
         train_in(grown, tmp_path, PROMPTS, reward, save_every=1, resume=True, progress=False)
     assert (tmp_path / "policy/model.safetensors").is_file()
+    said = capsys.readouterr().out
+    assert "the first 2 iterations had that of a run of 2, the rest have that of a run of 4" in said
 
 
 class Stops(Callback):

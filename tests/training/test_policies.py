@@ -194,7 +194,10 @@ def test_the_state_of_a_snapshot_survives_files(tmp_path):
 @pytest.mark.parametrize(
     "change, says",
     [
-        ({"weights": {"x": torch.ones(1)}}, "another model's weights, kept as the best policy"),
+        (
+            {"weights": {"x": torch.ones(1)}},
+            "another model's weights, in a policy that was put aside",
+        ),
         ({"value": "high"}, "value is 'high'"),
         ({"iteration": -1}, "iteration is -1"),
     ],

@@ -228,7 +228,7 @@ FORGED = {
     "weights of float64": (WEIGHT, lambda x: x.double(), "float64"),
     "no weights": ("parts/learner/model", {}, "another model's weights"),
     "a moment short": (MOMENT, lambda x: x[:2], "another optimizer's moments"),
-    "best of another": (BEST, lambda x: x[:2], "kept as the best policy"),
+    "best of another": (BEST, lambda x: x[:2], "in a policy that was put aside"),
     "NaN best": (BEST, lambda x: x * math.nan, "finite"),
     "no best": ("parts/best_policy", ..., "best_policy is missing"),
     "no parts": ("parts", {}, "learner is missing"),
