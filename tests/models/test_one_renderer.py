@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from instruct_goose.cli.commands import ChatConfig, SampleConfig, responses_of, stream_answer
 from instruct_goose.config import RLHFConfig
+from instruct_goose.data.files import BadRow
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.tokens import PairDataset, word_tokenizer
 from instruct_goose.recipes.inputs import (
@@ -231,6 +232,29 @@ def test_a_reward_model_reads_in_rl_and_in_the_trial_what_it_would_be_trained_on
     pair = {"prompt": QUESTION, "chosen": SAMPLE, "rejected": "why?"}
     trained = PairDataset([pair], tokenizer)[0]["chosen"]
     assert trial == pytest.approx([judge(torch.tensor([trained])).item()], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["R1", "Nemotron", "Qwen3"])
+def test_pairs_that_differ_in_the_thought_alone_are_no_ties(name):
+    tokenizer = TOKENIZERS[name]
+    thoughts = [f"<think>\n{thought}\n</think>\n\ngood" for thought in ("why?", "it is")]
+    pair = {"prompt": QUESTION, "chosen": thoughts[0], "rejected": thoughts[1]}
+
+    ((chosen, rejected),) = pair_rows(read_preferences([pair], tokenizer), tokenizer)
+    scored = PairDataset([pair], tokenizer)[0]
+
+    assert "why?" in tokenizer.decode(chosen[1]) and "it is" in tokenizer.decode(rejected[1])
+    assert scored["chosen"] == chosen[0] + chosen[1] != rejected[0] + rejected[1]
+
+
+@pytest.mark.parametrize("read", [read_prompts, read_demos, read_preferences])
+@pytest.mark.parametrize("name", ["Phi-3", "R1", "Nemotron", "gpt-oss", "GLM"])
+def test_a_role_that_a_template_drops_is_refused_by_its_row_in_every_stage(name, read):
+    unknown = [{"role": "human", "content": "what is it?"}]
+    answers = {"completion": "good", "chosen": "good", "rejected": "why?"}
+    rows = [{"prompt": QUESTION} | answers, {"prompt": unknown} | answers]
+    with pytest.raises(BadRow, match="row 1: .*leaves out what turn 0 .human. says"):
+        read(rows, TOKENIZERS[name])
 
 
 FOUR = [("what is it", "good"), ("why", "the film"), ("who is in it", "4"), ("what", "it is")]
