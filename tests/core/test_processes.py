@@ -48,7 +48,9 @@ def primitives():
         torch.full((2, 2), 10.0 * k, dtype=torch.float64),
         torch.ones(4),
     )
-    all_reduce([x, y, z])
+    transposed = (torch.arange(6.0).view(2, 3) * (1 + k)).T  # not contiguous
+    all_reduce([x, y, z, transposed])
+    assert torch.equal(transposed, 3 * torch.arange(6.0).view(2, 3).T)
     column = map_rows(
         lambda r: {
             "s": r.mask.sum(-1) + 10,

@@ -212,6 +212,8 @@ CAP = {"importance_mean": 0.99}
         ({"entropy_gradient_scale": -1.0}, ["entropy bonus off"]),
         ({"stale_gradient": 0.2}, ["stale gradients"]),
         ({"finished": 0.0, "response_length": lambda i: 8.3 + 0.1 * i}, ["ends unseen"]),
+        ({"finished": 0.02, "response_length": lambda i: 8.3 + 0.1 * i}, ["ends unseen"]),
+        ({"finished": 0.03, "response_length": lambda i: 8.3 + 0.1 * i}, []),
         ({"response_length": lambda i: max(3.3, 17.4 - 2 * i)}, ["length collapse"]),
         ({"distinct_2": lambda i: max(0.1, 0.6 - 0.1 * i)}, ["variety collapse"]),
         ({"reward_std": 0.01}, ["small rewards"]),

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jaxtyping
 import pytest
@@ -31,11 +32,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from instruct_goose import Agent
+from instruct_goose import Agent, RLHFTrainer
 from instruct_goose.cli.commands import template_arguments
 from instruct_goose.cli.main import main
 from instruct_goose.data.files import BadRow
 from instruct_goose.data.load import UnusedColumns
+from instruct_goose.models.families import recomputed_layers
 from instruct_goose.models.loading import find_model
 from instruct_goose.models.rendering import template_columns
 from instruct_goose.recipes import own_model as own_run
@@ -400,6 +402,21 @@ def test_a_run_that_is_made_longer_is_one_that_was_longer_from_the_start(demo_ru
     write("eval.jsonl", [{"prompt": "jazz", "answer": "no", "n": 1}])
     with pytest.raises(SystemExit, match="SHA-256 of the data"):
         main([*demo_run, "--output-dir", "run", "--resume", "--steps", "4"])
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_gradient_checkpointing_reaches_the_trainer(here, asked):
+    config = TrainConfig(
+        model="llama",
+        data=Path("prompts.jsonl"),
+        reward=(),
+        device="cpu",
+        gradient_checkpointing=asked,
+    )
+    model = AutoModelForCausalLM.from_pretrained("llama")
+    inputs = SimpleNamespace(make_trainer=RLHFTrainer, tokenizer=own_run.own_tokenizer("llama"))
+    trainer = own_run.trainer_of(config, model, inputs)
+    assert bool(recomputed_layers(trainer.agent.model)) == asked
 
 
 def test_functions_of_python_take_the_place_of_those_on_the_disk(here):

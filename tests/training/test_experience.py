@@ -11,6 +11,7 @@ from instruct_goose.config import RLHFConfig
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.families import trunk
 from instruct_goose.models.tokens import pad
+from instruct_goose.objective.advantages import ADVANTAGES, Advantage
 from instruct_goose.rollouts.reward_shaping import RewardScale
 from instruct_goose.rollouts.rollout import Rollout
 from instruct_goose.training.experience import (
@@ -144,6 +145,15 @@ def experience_of(rollout, config, beta):
     agent, ref_model = Agent(tiny("gpt2", 0)), tiny("gpt2", 1)
     notes = annotate(agent, ref_model, rollout, config)
     return make_experience(rollout, notes, config, beta, RewardScale(), eos_ids=[2]), notes
+
+
+def test_an_advantage_sees_the_entropy_of_each_token(monkeypatch):
+    monkeypatch.setitem(ADVANTAGES, "entropy", Advantage(lambda x: (x.entropy * x.mask, None)))
+    r = rollout()
+    r.scores = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    config = RLHFConfig(advantage="entropy", whiten_advantages=False)
+    batch, notes = experience_of(r, config, beta=0.0)
+    torch.testing.assert_close(batch.advantages, notes.entropy * r.mask, check_dtype=False)
 
 
 def test_an_experience_has_the_rollout_and_the_annotations():
