@@ -99,7 +99,7 @@ def load_dpo() -> tuple[type, Callable]:
 
     return DPOConfig, run_dpo
 
-
+# %% ../../nbs/guides/command_line.ipynb #497bdbf9
 def load_kto() -> tuple[type, Callable]:
     from instruct_goose.recipes.own_model import KTOConfig, run_kto
 
@@ -135,7 +135,7 @@ def load_probe() -> tuple[type, Callable]:
 
     return ProbeConfig, run_ladder
 
-
+# %% ../../nbs/guides/command_line.ipynb #765899f4
 def load_doctor() -> tuple[type, Callable]:
     from instruct_goose.cli.commands import DoctorConfig, run_doctor
 
@@ -300,7 +300,7 @@ def flag_table() -> dict[str, Any]:  # {"commands", "presets", "foreign"}
     """
     return json.loads(files("instruct_goose.cli").joinpath("flags.json").read_text("utf-8"))
 
-
+# %% ../../nbs/guides/command_line.ipynb #0ae0eae5
 def stored_flag(stored: Mapping[str, Any]) -> Flag:
     "Make the type and the default of a flag in the table."
     hint: Any = FLAG_TYPES.get(stored["type"])
@@ -380,7 +380,7 @@ def flags(name: str, argv: list[str]) -> type:  # a dataclass for the parser
     known |= with_defaults(known, defaults, command)
     return with_flags(name, command["about"], known)
 
-
+# %% ../../nbs/guides/command_line.ipynb #577828f8
 def with_defaults(
     known: Mapping[str, Flag], defaults: Mapping[str, Any], command: Mapping[str, Any]
 ) -> dict[str, Flag]:
@@ -415,7 +415,7 @@ def unknown_flags(argv: list[str], known: Collection[str]) -> list[str]:
             unknown.append(word)
     return unknown
 
-
+# %% ../../nbs/guides/command_line.ipynb #334be83d
 def settings_of_file(name: str, path: str) -> dict[str, Any]:
     "The settings in a command's --config. Raises as `settings_in`."
     require_settings_file(path)  # before torch is imported
@@ -533,7 +533,7 @@ COLUMN_FLAGS = {  # our names of columns → the settings that name the file's
     "rejected": "rejected_column",
 }
 
-
+# %% ../../nbs/guides/command_line.ipynb #247abe5c
 def in_a_shell(text: str, settings: Collection[str]) -> str:
     "Write what a message says in Python in flags of a command that has these settings."
 
@@ -556,7 +556,7 @@ def in_a_shell(text: str, settings: Collection[str]) -> str:
     text = text.replace("resume=True", "--resume")
     return re.sub(r"datasets\.load_dataset\((.*?), split='train'\)", as_dataset, text)
 
-
+# %% ../../nbs/guides/command_line.ipynb #d3d9bb10
 def in_a_sentence(error: BaseException, argv: Sequence[str] = ()) -> str:
     """Say what was raised, in at most 1,500 characters.
 
@@ -604,7 +604,7 @@ def warnings_in_a_line(argv: Sequence[str]) -> Iterator[None]:
     finally:
         warnings.formatwarning = before
 
-
+# %% ../../nbs/guides/command_line.ipynb #ef0e8aac
 def main(argv: list[str] | None = None) -> None:  # None: what the shell gave
     """Run the command `instruct-goose`.
 
@@ -671,7 +671,7 @@ def run_command(argv: list[str]) -> None:
         raise ImpossibleSettings(in_a_sentence(e, argv)) from e
     run(config)
 
-
+# %% ../../nbs/guides/command_line.ipynb #f3f4b362
 def require_places(command: Command, parsed: object) -> None:
     "Raises FileNotFoundError for what a command would read and that is not there."
     for name, require in command.reads.items():

@@ -169,7 +169,8 @@ class PPOLoss(nn.Module):
         value_coeff: int | float = 0.1,  # c₁
     ):
         super().__init__()
-        self.epsilon, self.value_clip_range = epsilon, value_clip_range
+        self.epsilon = epsilon
+        self.value_clip_range = value_clip_range
         self.value_coeff = value_coeff
 
     def forward(

@@ -10,7 +10,7 @@ __all__ = ['ONE_ANSWER', 'ANSWERS_OF_PAIRS', 'SFT', 'REWARD_MODEL', 'DPO', 'KTO'
            'load_stage', 'run_supervised', 'fit_options', 'stage_plan', 'split_held_out', 'read_answers',
            'read_labelled_answers', 'read_pairs', 'read_pairs_with_margins', 'no_more_checks', 'check_labels',
            'no_partner', 'copy_as_reference', 'learn_demonstrations', 'run_sft', 'learn_scores', 'run_reward_model',
-           'learn_preferences', 'run_dpo', 'learn_labels', 'run_kto', 'log_ratios']
+           'save_learnt', 'learn_preferences', 'run_dpo', 'learn_labels', 'run_kto', 'log_ratios']
 
 # %% ../../nbs/learn/23_your_own.ipynb #761bee08
 from collections.abc import Callable, Iterator, Sequence
@@ -769,7 +769,8 @@ def learn_demonstrations(
     config: SFTConfig, inputs: StageInputs, out: Path
 ) -> tuple[list[Log], dict[str, float]]:
     "SFT between two measurements."
-    model, data = inputs.model, inputs.data
+    model = inputs.model
+    data = inputs.data
 
     def held_out_nats() -> float:
         return lm_nats(model, data.tokenizer, data.held_out, long_rows=config.long_rows)
@@ -837,6 +838,13 @@ def run_reward_model(config: RewardModelConfig) -> dict:  # the summary
     return run_supervised(config, REWARD_MODEL)
 
 # %% ../../nbs/learn/23_your_own.ipynb #94b2ad6a
+def save_learnt(inputs: StageInputs, side: str, directory: Path) -> None:
+    "Save the model, which ends where the answers in the column `side` of its rows end."
+    data = inputs.data
+    ends = learnt_ends(inputs.model, data.tokenizer, data.rows, side)
+    save_model(inputs.model.eval(), data.tokenizer, directory, ends)
+
+
 def learn_preferences(
     config: DPOConfig, inputs: StageInputs, out: Path
 ) -> tuple[list[Log], dict[str, float]]:
@@ -851,8 +859,7 @@ def learn_preferences(
         label_smoothing=config.label_smoothing,
         **inputs.options,
     )
-    ends = learnt_ends(inputs.model, data.tokenizer, data.rows, "chosen")
-    save_model(inputs.model.eval(), data.tokenizer, out / "policy", ends)
+    save_learnt(inputs, "chosen", out / "policy")
     if not data.held_out:
         return log, {}
     pairs = pair_rows(data.held_out, data.tokenizer)
@@ -895,8 +902,7 @@ def learn_labels(
         bad_weight=config.bad_weight,
         **inputs.options,
     )
-    ends = learnt_ends(inputs.model, data.tokenizer, data.rows, "completion")
-    save_model(inputs.model.eval(), data.tokenizer, out / "policy", ends)
+    save_learnt(inputs, "completion", out / "policy")
     if not data.held_out:
         return log, {}
     answers = prompts_and_responses(
