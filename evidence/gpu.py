@@ -2,9 +2,12 @@
 
     python evidence/gpu.py                      needs a GPU; nine minutes
     python evidence/gpu.py --parts speed,large --minutes 4
+    python evidence/gpu.py --only "Llama, 135M" --minutes 4
     python evidence/gpu.py --rehearse           every line of it on the CPU, with tiny models: nothing is measured, nothing is written
     python evidence/gpu.py --rehearse --output FILE   the same, kept in FILE and marked as a rehearsal
 
+graphs     The sampler's step in ten families and four precisions: is it a CUDA graph, are its responses the CPU's, how far are its
+           log-probabilities from those of a whole pass, and does memory grow from rollout to rollout.
 speed      An iteration of PPO, of GPT-2 small (124 million weights) and a Llama of 135 million, all random, in four precisions: tokens a
            second and peak memory by phase, how long the GPU computes, where Python waits for it, the kernels that take longest, whether
            the sampler's step was captured as a CUDA graph; beside what the roofline and the memory estimate say.
@@ -48,7 +51,7 @@ os.environ.setdefault(
 )  # the same sums in the same process, for `resume`
 
 PHASES = ("rollout", "annotate", "update")
-PARTS = ("speed", "others", "agreement", "resume", "large", "recipes")
+PARTS = ("graphs", "speed", "others", "agreement", "resume", "large", "recipes")
 UNIT = {
     "float32": 2.0**-24,
     "bfloat16": 2.0**-8,
@@ -310,6 +313,140 @@ def ledger(config, sizes: dict, dtype: str, **options) -> float:
         **options,
     )
     return at_most(parts) / (2 if dtype == "bfloat16" and not options.get("lora_rank") else 1)
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+def graph_configs() -> dict:
+    "Ten families in small, of a model whose rows end one after the other."
+    import transformers
+
+    base = dict(
+        vocab_size=600,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    rotary = base | dict(intermediate_size=96, num_key_value_heads=2)
+    return {
+        "GPT-2": transformers.GPT2Config(**base),
+        "Llama": transformers.LlamaConfig(**rotary),
+        "Qwen2": transformers.Qwen2Config(**rotary),
+        "Qwen3": transformers.Qwen3Config(**rotary, head_dim=16),
+        "Mistral": transformers.MistralConfig(**rotary, sliding_window=None),
+        "Gemma 2": transformers.Gemma2Config(**rotary, head_dim=16),
+        "Phi": transformers.PhiConfig(**rotary),
+        "GPT-NeoX": transformers.GPTNeoXConfig(**base, intermediate_size=96),
+        "OPT": transformers.OPTConfig(**base, ffn_dim=96, word_embed_proj_dim=64),
+        "OLMo 2": transformers.Olmo2Config(**rotary),
+    }
+
+
+GRAPH_WAYS = {  # weights, autocast, adapters
+    "float32": ("float32", False, False),
+    "bfloat16": ("bfloat16", False, False),
+    "autocast to bfloat16": ("float32", True, False),
+    "LoRA": ("float32", False, True),
+}
+MOST_ROWS_OFF = 1 / 16  # of float32 responses: where a uniform number falls beside a boundary
+MOST_NATS_OFF = {"float32": 1e-4, "LoRA": 1e-4, "bfloat16": 0.15, "autocast to bfloat16": 0.15}
+
+
+def observed_steps():
+    "A `start_decoding` that keeps what it returns, and the list it is kept in."
+    from instruct_goose.models.decoding import start_decoding
+
+    steps = []
+
+    def begin(*args, **kwargs):
+        logits, step = start_decoding(*args, **kwargs)
+        steps.append(step)
+        return logits, step
+
+    return begin, steps
+
+
+def graph_of(config, way: str, card: Card) -> dict:
+    "One family in one precision: 64 responses of up to 48 tokens, whose rows end at different times."
+    import torch
+
+    from instruct_goose.models import sampling
+    from instruct_goose.models.adapters import with_lora
+    from instruct_goose.models.response import response_logprobs
+
+    dtype, autocast, lora = GRAPH_WAYS[way]
+    model = made(config, "cpu").eval()
+    for p in model.parameters():
+        if p.ndim > 1:
+            torch.nn.init.normal_(p, std=0.15)
+    model = (with_lora(model, 4) if lora else model).to(getattr(torch, dtype))
+    sizes = {"batch_size": 64, "query": 12}
+    batch = prompts(config.vocab_size, sizes)
+    ends = list(range(1, 20))
+    begin, steps = observed_steps()
+
+    def written(place: str, seed: int = 0, n: int = 48):
+        ids, mask = (x.to(place) for x in batch.values())
+        with torch.no_grad(), torch.autocast(place, torch.bfloat16, enabled=autocast):
+            return sampling.sample(
+                model.to(place),
+                ids,
+                mask,
+                n,
+                ends,
+                0,
+                generator=torch.Generator().manual_seed(seed),
+                with_logprobs=True,
+            )
+
+    on_cpu = written("cpu") if way in ("float32", "LoRA") else None
+    plain, sampling.start_decoding = sampling.start_decoding, begin
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            ids, mask, logprobs = written(card.device)
+            taken = []
+            for seed in range(1, 3 if card.rehearse else 13):
+                written(card.device, seed, 24 + 2 * seed)
+                taken.append(torch.cuda.memory_reserved() if card.device == "cuda" else 0)
+    finally:
+        sampling.start_decoding = plain
+    query = [x.to(card.device) for x in batch.values()]
+    with torch.no_grad(), torch.autocast(card.device, torch.bfloat16, enabled=autocast):
+        whole = response_logprobs(model, *query, ids, mask)
+    off = (logprobs - whole)[mask].abs()
+    found = {
+        "step": type(getattr(steps[0], "step", steps[0])).__name__,
+        "graph": all(getattr(step, "graph", None) is not None for step in steps),
+        "warnings": sorted({str(w.message)[:300] for w in told}),
+        "lengths": len(set(mask.sum(-1).tolist())),
+        "mean_nats_off": off.mean().item(),
+        "most_nats_off": off.max().item(),
+        "bytes_grown": taken[-1] - taken[len(taken) // 3],
+    }
+    within = found["mean_nats_off"] <= MOST_NATS_OFF[way]
+    if on_cpu is not None:
+        width = max(ids.shape[1], on_cpu[0].shape[1])
+        both = [torch.nn.functional.pad(x.cpu(), (0, width - x.shape[1])) for x in (ids, on_cpu[0])]
+        found["rows_off"] = (both[0] != both[1]).any(-1).double().mean().item()
+        within = within and found["rows_off"] <= MOST_ROWS_OFF
+    return found | {"within": within}
+
+
+def graphs(card: Card) -> dict:
+    "Every family in every precision."
+    found = {}
+    for name, config in graph_configs().items():
+        for way in GRAPH_WAYS:
+            try:
+                found[f"{name}, {way}"] = graph_of(config, way, card)
+            except Exception as error:
+                traceback.print_exc(limit=-4)
+                found[f"{name}, {way}"] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+    return found
 
 
 # --- speed ------------------------------------------------------------------------------------------------------------
@@ -932,7 +1069,8 @@ def units(card: Card) -> list[tuple[str, str, float, Callable[[], dict]]]:
     "Part, name, seconds that it may take, and the work; the most important first."
     small, big = configs(card.rehearse), large_configs(card.rehearse)
     llama = "Llama, 135M"
-    work = [("speed", name, 75, lambda c=c: speed(c, card)) for name, c in small.items()]
+    work = [("graphs", "ten families", 60, lambda: graphs(card))]
+    work += [("speed", name, 75, lambda c=c: speed(c, card)) for name, c in small.items()]
     work += [
         (
             "others",
@@ -986,7 +1124,12 @@ def units(card: Card) -> list[tuple[str, str, float, Callable[[], dict]]]:
 
 
 def measure(
-    card: Card, figures: dict, write: Callable[[dict], None], parts=PARTS, minutes: float = 9.0
+    card: Card,
+    figures: dict,
+    write: Callable[[dict], None],
+    parts=PARTS,
+    minutes: float = 9.0,
+    only: str = "",
 ) -> list[str]:
     "Work through the units and write the record after each. The errors that are neither the card's nor a package's."
     import torch
@@ -994,7 +1137,7 @@ def measure(
     start, errors = time.perf_counter(), []
     for part, name, guess, work in units(card):
         where, spent = f"{part}: {name}", time.perf_counter() - start
-        if name in figures.get(part, {}) or part not in parts:
+        if name in figures.get(part, {}) or part not in parts or only not in name:
             continue
         if spent + guess * (not card.rehearse) > 60 * minutes:
             figures["not_run"][where] = (
@@ -1072,6 +1215,9 @@ def main(args: list[str] | None = None):
         default=9.0,
         help="nothing begins that may take longer than this is left; 9 without",
     )
+    parser.add_argument(
+        "--only", default="", help="nothing whose name does not have this in it, as Llama"
+    )
     parser.add_argument("--commit", help="of this source, where git cannot say")
     args = parser.parse_args(args)
     import torch
@@ -1109,7 +1255,7 @@ def main(args: list[str] | None = None):
         if path is not None:
             path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
-    wrong = measure(card, figures, write, args.parts.split(","), args.minutes)
+    wrong = measure(card, figures, write, args.parts.split(","), args.minutes, args.only)
     wrong += [
         f"agreement of {name}, {dtype}"
         for name, row in figures.get("agreement", {}).items()
@@ -1118,6 +1264,12 @@ def main(args: list[str] | None = None):
     ]
     wrong += [
         f"resume of {name}" for name, row in figures.get("resume", {}).items() if not row["within"]
+    ]
+    wrong += [
+        f"the sampler's step of {name}"
+        for found in figures.get("graphs", {}).values()
+        for name, row in found.items()
+        if not row.get("within")
     ]
     if path is not None:
         print(f"\nwritten: {path}")
