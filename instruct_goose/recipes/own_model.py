@@ -41,7 +41,12 @@ from instruct_goose.core.files import (
     whole_directory,
     write_atomically,
 )
-from ..core.processes import find_device, on_main, require_one_process
+from instruct_goose.core.processes import (
+    counted,
+    find_device,
+    on_main,
+    require_one_process,
+)
 from ..core.random import stage_seed
 from ..data.bad_rows import RowPolicy, RowReport
 from ..data.load import Source
@@ -772,17 +777,19 @@ def learn_demonstrations(
     model = inputs.model
     data = inputs.data
 
-    def held_out_nats() -> float:
-        return lm_nats(model, data.tokenizer, data.held_out, long_rows=config.long_rows)
+    def held_out_nats(when: str) -> float:
+        bar = config.bar_name(f"held-out rows, {when}")
+        rows = data.held_out
+        return lm_nats(model, data.tokenizer, rows, long_rows=config.long_rows, desc=bar)
 
     figures = {}
     if data.held_out:
-        figures["nats_before"] = held_out_nats()
+        figures["nats_before"] = held_out_nats("before")
     log = train_lm(model, data.tokenizer, data.rows, **inputs.options)
     ends = learnt_ends(model, data.tokenizer, data.rows, "completion")
     save_model(model.eval(), data.tokenizer, out / "sft", ends)
     if data.held_out:
-        figures["nats_after"] = held_out_nats()
+        figures["nats_after"] = held_out_nats("after")
     return log, figures
 
 
@@ -816,7 +823,9 @@ def learn_scores(
         reward_model.save_pretrained(beside)
     if not data.held_out:
         return log, {}
-    return log, {"pair_accuracy": pair_accuracy(reward_model, data.held_out, config.long_rows)}
+    bar = config.bar_name("held-out pairs")
+    accuracy = pair_accuracy(reward_model, data.held_out, config.long_rows, bar)
+    return log, {"pair_accuracy": accuracy}
 
 
 REWARD_MODEL = SupervisedStage(
@@ -863,7 +872,8 @@ def learn_preferences(
     if not data.held_out:
         return log, {}
     pairs = pair_rows(data.held_out, data.tokenizer)
-    ratios = log_ratios(inputs, [list(pair) for pair in pairs], config.long_rows)
+    bar = config.bar_name("held-out pairs")
+    ratios = log_ratios(inputs, [list(pair) for pair in pairs], config.long_rows, bar)
     right = sum(chosen > rejected for chosen, rejected in ratios)
     return log, {"pair_accuracy": right / len(ratios)}
 
@@ -911,7 +921,8 @@ def learn_labels(
         data.tokenizer,
         [template_columns(row) for row in data.held_out],
     )
-    ratios = log_ratios(inputs, [[answer] for answer in answers], config.long_rows)
+    bar = config.bar_name("held-out answers")
+    ratios = log_ratios(inputs, [[answer] for answer in answers], config.long_rows, bar)
     signed = []
     for row, (moved,) in zip(data.held_out, ratios, strict=True):
         signed.append(moved if row["label"] else -moved)
@@ -937,12 +948,13 @@ def log_ratios(
     inputs: StageInputs,
     rows: Sequence[Sequence[PromptAndResponse]],  # held out: one answer a row, or two
     long_rows: LongRows,
+    desc: str | None,  # of a progress bar; None: no bar
 ) -> list[list[float]]:  # nats, of each answer
     "log π(answer) − log π_ref(answer) of each answer, against the model as it was."
     pad_id = padding_id(inputs.tokenizer, inputs.model)
     fitted = fit_to_context(rows, inputs.model, inputs.tokenizer, long_rows, "held-out row")
     ratios = []
-    for row in fitted.values():
+    for row in counted(list(fitted.values()), desc):
         policy = row_logprobs(inputs.model, row, pad_id)
         ratios.append((policy - row_logprobs(inputs.partner, row, pad_id)).tolist())
     return ratios

@@ -525,7 +525,6 @@ def _watch_forks() -> None:
             before=_hold_signals, after_in_parent=_release_signals, after_in_child=_leave_runs
         )
 
-
 # %% ../../nbs/guides/resume.ipynb #5426269c
 def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping) -> None:
     """Check that a checkpoint, which is whole, is that of a run.
