@@ -436,9 +436,42 @@ def graph_of(config, way: str, card: Card) -> dict:
     return found | {"within": within}
 
 
+class WaitsForTheHost:
+    "A step that no graph can hold: Python reads a number."
+
+    def __call__(self, token):
+        return token[:, None] * float(token.sum().item())
+
+
+def failed_capture(config, card: Card) -> dict:
+    "After a step that cannot be captured, random numbers can be drawn, and the next step is captured."
+    import torch
+
+    from instruct_goose.models.decoding import GraphSteps
+
+    steps = GraphSteps(WaitsForTheHost())
+    token = torch.arange(1, 4, device=card.device)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        logits = steps(token)
+    torch.cuda.manual_seed(0)
+    drawn = torch.randn(3, device=card.device)
+    torch.cuda.manual_seed(0)
+    is_same = torch.equal(drawn, torch.randn(3, device=card.device))
+    after = graph_of(config, "float32", card)
+    is_right = logits[:, 0].tolist() == [6, 12, 18]
+    return {
+        "warnings": [str(w.message)[:300] for w in told],
+        "graph_after": after["graph"],
+        "within": len(told) == 1 and is_same and is_right and after["graph"] and after["within"],
+    }
+
+
 def graphs(card: Card) -> dict:
     "Every family in every precision."
     found = {}
+    if card.device == "cuda":
+        found["a step that waits"] = failed_capture(graph_configs()["Llama"], card)
     for name, config in graph_configs().items():
         for way in GRAPH_WAYS:
             try:
