@@ -4,22 +4,22 @@
 
 # %% auto #0
 __all__ = ['ONE_ANSWER', 'ANSWERS_OF_PAIRS', 'SFT', 'REWARD_MODEL', 'DPO', 'KTO', 'TrainConfig', 'RunInputs', 'inspect_inputs',
-           'own_trainer', 'train_on', 'trainer_of', 'show_results', 'learnt_ends', 'ends_of_rows', 'learn_demos',
-           'plan', 'memory_of_run', 'plan_text', 'run_train', 'Supervised', 'SFTConfig', 'RewardModelConfig',
-           'DPOConfig', 'KTOConfig', 'StageRows', 'StageInputs', 'RowSource', 'SupervisedStage', 'inspect_stage',
-           'load_stage', 'run_supervised', 'fit_options', 'stage_plan', 'split_held_out', 'read_answers',
-           'read_labelled_answers', 'read_pairs', 'read_pairs_with_margins', 'no_more_checks', 'check_labels',
-           'no_partner', 'copy_as_reference', 'learn_demonstrations', 'run_sft', 'learn_scores', 'run_reward_model',
-           'save_learnt', 'learn_preferences', 'run_dpo', 'learn_labels', 'run_kto', 'log_ratios']
+           'demo_columns', 'own_trainer', 'train_on', 'trainer_of', 'show_results', 'learnt_ends', 'ends_of_rows',
+           'learn_demos', 'plan', 'memory_of_run', 'plan_text', 'run_train', 'Supervised', 'SFTConfig',
+           'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'StageRows', 'StageInputs', 'RowSource', 'SupervisedStage',
+           'inspect_stage', 'load_stage', 'run_supervised', 'fit_options', 'stage_plan', 'split_held_out',
+           'read_answers', 'read_labelled_answers', 'read_pairs', 'read_pairs_with_margins', 'no_more_checks',
+           'check_labels', 'no_partner', 'copy_as_reference', 'learn_demonstrations', 'run_sft', 'learn_scores',
+           'run_reward_model', 'save_learnt', 'learn_preferences', 'run_dpo', 'learn_labels', 'run_kto', 'log_ratios']
 
 # %% ../../nbs/learn/23_your_own.ipynb #761bee08
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from math import floor
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, cast, ClassVar, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -70,6 +70,7 @@ from instruct_goose.recipes.inputs import (
     named_object,
     own_model,
     own_tokenizer,
+    own_rows,
     OwnRun,
     PlugIns,
     read_demos,
@@ -146,7 +147,7 @@ class TrainConfig(PlugIns, RLHFConfig, OwnRun):
     gradient_checkpointing: bool = False  # less memory, one more forward in each backward
     trial: bool = True  # ask the reward about sample answers first, with --dry-run too
     recheck_every: Count | None = 10  # iterations between asking the reward again; none: never
-    sft: Path | None = None  # demonstrations to learn from first
+    sft: Path | None = None  # demonstrations to learn from first; named columns count here too
     sft_steps: Count = 100  # updates of that stage
     sft_batch_size: Count = 8  # texts per update
     sft_lr: Positive = 1e-5  # its learning rate
@@ -212,9 +213,9 @@ def inspect_inputs(
     demos = []
     if config.sft:
         reports["sft"] = RowReport()
-        demos = read_demos(
-            config.sft, tokenizer, arguments=arguments, policy=demo_policy, report=reports["sft"]
-        )
+        named = demo_columns(config)
+        report = reports["sft"]
+        demos = read_demos(config.sft, tokenizer, named, False, arguments, demo_policy, report)
     ids = encode_rows(rows + (held_out or []), Tokens(tokenizer, [], 0))
     lengths = [min(len(row), limit) for row in ids]
     weights = config.reward_weights
@@ -241,6 +242,22 @@ def inspect_inputs(
         demo_policy,
         reports,
     )
+
+
+def demo_columns(config: TrainConfig) -> dict[str, str | None]:
+    """The columns that are named for the prompts, as far as the demonstrations have them.
+
+    Their file may be of another form: a column that its first row lacks is not asked for.
+    """
+    named = {
+        "prompt": config.prompt_column,
+        "messages": config.messages_column,
+        "completion": config.answer_column,
+    }
+    for _, row in own_rows(cast(Path, config.sft)):
+        if isinstance(row, Mapping):
+            return {ours: theirs for ours, theirs in named.items() if theirs in row}
+    return {}
 
 
 def own_trainer(place: str | None) -> Callable[..., RLHFTrainer]:

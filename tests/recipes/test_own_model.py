@@ -737,6 +737,15 @@ def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
     assert "prompt" in capsys.readouterr().out
 
 
+def test_named_columns_count_in_the_demonstrations_that_have_them(here, capsys):
+    write("odd.jsonl", [{"film": "is tea hot", "right": "yes", "n": 1}] * 2)
+    write("demos.jsonl", [{"prompt": "is tea hot", "completion": "yes"}] * 2)
+    names = ["--prompt-column", "film", "--answer-column", "right", "--dry-run"]
+    for demos in ("odd.jsonl", "demos.jsonl"):
+        main(train("--data", "odd.jsonl", *names, "--sft", demos))
+        assert "of 2 demonstrations" in capsys.readouterr().out
+
+
 # ---------------------------------------------------------------- the identity of every stage
 
 FEW_PAIRS = [{"prompt": "is tea", "chosen": " hot", "rejected": " wet"}] * 4
