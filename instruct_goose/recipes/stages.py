@@ -202,7 +202,7 @@ def make_baselines(
     prompts: list[str],
     measure: Measure,
     stage: Stage | None = None,  # keeps checkpoints
-    given: bool = False,  # whether the prompts are given; else they are learnt as well
+    prompts_given: bool = False,  # else they are learnt as well
     **batch: Any,  # batch_size or batch_tokens of `train_lm`
 ) -> dict[str, Figures]:  # by the baseline's name
     """Measure the best of n texts by score, and SFT on those of them that ended.
@@ -228,7 +228,7 @@ def make_baselines(
             tuned,
             tokenizer,
             require_texts(ended),
-            prompts=ended.prompts if given else None,
+            prompts=ended.prompts if prompts_given else None,
             steps=config.tune_steps,
             lr=config.tune_lr,
             seed=stage_seed(config.seed, "tune"),

@@ -22,7 +22,7 @@ from ..models.agent import Evaluation
 from ..core.files import printable
 from ..objective.kl import log_ratio
 from ..objective.masks import masked_sum
-from ..objective.policy_loss import held_tokens, probability_ratio
+from ..objective.policy_loss import clipped_tokens, probability_ratio
 from instruct_goose.rollouts.rollout import (
     decode,
     require_scores,
@@ -60,7 +60,7 @@ def token_columns(
     ratio = probability_ratio(
         logprobs, experience.old_logprobs, experience.mask, level=settings["level"]
     )
-    sides = held_tokens(
+    sides = clipped_tokens(
         ratio=ratio,
         advantages=experience.advantages,
         mask=experience.mask,
@@ -71,9 +71,9 @@ def token_columns(
         surrogate_settings=settings["surrogate_settings"],
         logprobs=logprobs,
     )
-    held = torch.stack(list(sides.values())).any(0)
+    clipped = torch.stack(list(sides.values())).any(0)
     if config.epochs * config.minibatches == 1:
-        held = torch.zeros_like(held)
+        clipped = torch.zeros_like(clipped)
     drift = None  # where there is no reference
     if experience.ref_logprobs is not None:
         drift = experience.old_logprobs - experience.ref_logprobs
@@ -88,7 +88,7 @@ def token_columns(
         "old_logprobs": experience.old_logprobs,
         "ref_logprobs": experience.ref_logprobs,
         "weights": importance_weights(experience, config),
-        "held": held,
+        "held": clipped,
         "given": experience.environment_mask,
     }
     return {name: x for name, x in columns.items() if x is not None}

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from instruct_goose import RLHFConfig, RLHFTrainer
 from instruct_goose.doctor.report import QUANTITIES, read_tokens
 from instruct_goose.models.tokens import word_tokenizer
-from instruct_goose.objective.policy_loss import SURROGATES, held_shares, held_tokens
+from instruct_goose.objective.policy_loss import SURROGATES, clipped_shares, clipped_tokens
 from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.token_log import four_digits, is_recorded, record_tokens
 
@@ -147,8 +147,8 @@ def test_shares_count_the_held_tokens(surrogate):
     g = torch.Generator().manual_seed(0)
     ratio, advantages = torch.rand(3, 5, generator=g) * 2, torch.randn(3, 5, generator=g)
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()
-    shares = held_shares(surrogate, ratio, advantages, mask)
-    for side, where in held_tokens(surrogate, ratio, advantages, mask).items():
+    shares = clipped_shares(surrogate, ratio, advantages, mask)
+    for side, where in clipped_tokens(surrogate, ratio, advantages, mask).items():
         assert shares[f"clip_fraction_{side}"].item() == pytest.approx(
             sum(where[mask].tolist()) / int(mask.sum())
         )
