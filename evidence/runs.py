@@ -63,9 +63,10 @@ def main() -> None:
     args = parser.parse_args()
     wanted = args.kinds or kinds
     chosen = [case for case in known if case.kind in wanted and args.only in case.name]
+    import matplotlib.figure  # noqa: F401  # what the forked commands need is loaded once
     import torch
 
-    from instruct_goose.recipes import own_model  # noqa: F401  # before the forks
+    from instruct_goose.recipes import own_model  # noqa: F401
 
     torch.set_num_threads(1)
     faults = try_all(chosen)

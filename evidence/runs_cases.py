@@ -239,7 +239,7 @@ GOING = {
     "to the root": "os.chdir('/')",
     "up": "os.chdir('..')",
     "into the output": "os.chdir(OUT) if os.path.isdir(OUT) else None",
-    "into the checkpoints": "os.chdir(OUT + '/checkpoints') if os.path.isdir(OUT) else None",
+    "into the checkpoints": "os.chdir(OUT + '/checkpoints') if os.path.isdir(OUT + '/checkpoints') else None",
     "into a directory that is removed": (
         "gone = tempfile.mkdtemp(); os.chdir(gone); os.rmdir(gone)"
     ),

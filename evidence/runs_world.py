@@ -67,7 +67,8 @@ def make_world(here: Path) -> None:
     rows["reward-model"] = rows["dpo"]
     for name, lines in rows.items():
         (here / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    (here / "rewards.py").write_text("def score(texts): return [1.0 * len(t) for t in texts]\n")
+    for name in ("rewards.py", "plain_rewards.py"):  # a case may change the first
+        (here / name).write_text("def score(texts): return [1.0 * len(t) for t in texts]\n")
 
 
 def command(name: str, out: str, *more: str) -> list[str]:

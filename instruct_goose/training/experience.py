@@ -40,7 +40,7 @@ from instruct_goose.rollouts.rollout import (
     finished,
     map_rows,
     micro_batch_slices,
-    require_column,
+    require_scores,
     Rollout,
 )
 from instruct_goose.rollouts.sampler import (
@@ -183,8 +183,7 @@ def annotate_share(
         ]
     back = to_device(order.argsort(), rollout.mask.device)
     columns = {}
-    for name in Annotations._fields:
-        column = [getattr(part, name) for part in parts]
+    for name, column in zip(Annotations._fields, zip(*parts, strict=True), strict=True):
         columns[name] = None if column[0] is None else torch.cat(column)[back]
     return Annotations(**columns)
 
@@ -413,7 +412,7 @@ def make_experience(
     Raises ValueError for a rollout without scores, FloatingPointError for numbers that are not
     finite.
     """
-    require_column(rollout, "scores", "call score(rollout, reward_fn) first")
+    require_scores(rollout)
     require_finite(rollout, {"scores": rollout.scores, "baseline": rollout.baseline})
     group_tokens = count_group_tokens(rollout, config, eos_ids)
     scores, token_scores = training_scores(rollout, config, eos_ids, reward_scale.moments)
@@ -437,7 +436,7 @@ def make_experience(
     if config.whiten_advantages and rollout.on_host.mask.sum() > 1:
         advantages = whiten(advantages, rollout.mask)
     require_finite(rollout, {"rewards": rewards, "returns": returns, "advantages": advantages})
-    columns = {column.name: getattr(rollout, column.name) for column in fields(Rollout)}
+    columns = {column.name: vars(rollout)[column.name] for column in fields(Rollout)}
     return Experience(
         **columns,
         **annotations._asdict(),
