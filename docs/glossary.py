@@ -392,7 +392,7 @@ ALIASES = {  # what else is typed into the search -> the page that teaches it
     "fine-tuning": "learn/sft",
     "instruction tuning": "learn/sft",
     "supervised fine-tuning": "learn/sft",
-    "metrics": "learn/reading_the_log",
+    "metrics": "guides/logged_metrics",
     "what to monitor": "learn/reading_the_log",
     "debugging": "learn/probes",
     "unit tests for RL": "learn/probes",

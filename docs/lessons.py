@@ -61,7 +61,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "smollm_reviews",
         "hub_recipes",
     ],
-    "Debugging": ["doctor", "microscope", "invariances", "bug_hunt"],
+    "Debugging": ["doctor", "logged_metrics", "microscope", "invariances", "bug_hunt"],
     "From other libraries": [
         "from_trl",
         "more_losses",
