@@ -399,7 +399,7 @@ ALIASES = {  # what else is typed into the search -> the page that teaches it
     "bugs": "learn/bug_hunt",
     "custom loss": "learn/change_the_loss",
     "own model": "learn/your_own",
-    "my data": "learn/your_own",
+    "my data": "guides/your_data",
     "QLoRA": "guides/lora",
     "PEFT": "guides/lora",
     "parameter efficient": "guides/lora",

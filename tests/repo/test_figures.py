@@ -387,6 +387,11 @@ CAPTIONS = [
         Says("f0e98542", ".1, .2, .3 and .4", goal, last(0, colour))
         for goal, colour in zip((0.1, 0.2, 0.3, 0.4), (BLUE, ORANGE, GREEN, GREY))
     ),
+    # learn/your_own
+    Says("208f79fb", "rises from .16", 0.16, first(0, BLUE), 0.01),
+    Says("208f79fb", "about .6", 0.6, last(0, BLUE), 0.1),
+    Says("208f79fb", "begins at 0", 0, first(1, BLUE), 0.01),
+    Says("208f79fb", "below .13", 0.125, highest(3, BLUE), 0.005),
     # learn/exact_world
     Says("5b359350", "all between .22 and .26", 0.22, of_marks(ORANGE, min, 1), 0.015),
     Says("5b359350", "all between .22 and .26", 0.26, of_marks(ORANGE, max, 1), 0.015),
