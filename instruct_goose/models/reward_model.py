@@ -212,6 +212,11 @@ class RewardModel(nn.Module):
         config = copy.deepcopy(lm.config)
         weight = next(lm.parameters())
         config.num_labels = 1
+        if type(config) not in AutoModelForSequenceClassification._model_mapping:
+            raise ValueError(
+                f"a reward model is one of transformers' sequence classifiers, and there is none "
+                f"for {type(lm).__name__}: make it of a model of another family"
+            )
         with torch.random.fork_rng(devices=[]):  # these weights are overwritten at once
             model = AutoModelForSequenceClassification.from_config(config, dtype=weight.dtype)
         model.config.dtype = lm.config.dtype  # in which it is stored
