@@ -67,7 +67,10 @@ def pairwise_loss(
 
 # %% ../../nbs/learn/14_reward_model.ipynb #7c4e4960
 class PairwiseLoss(nn.Module):
-    "The mean of `pairwise_loss` over a batch, as a module."
+    """The mean of `pairwise_loss` over a batch, as a module.
+
+    −mean log σ(r(x) − r(y) − margin): Ouyang et al. (2022), eq. 1.
+    """
 
     def forward(
         self,
@@ -489,7 +492,10 @@ def log_odds(logits: Float[Tensor, "batch label"], label: int) -> Float[Tensor, 
 
 # %% ../../nbs/learn/14_reward_model.ipynb #41ea1467
 class CutTexts(UserWarning):
-    "Texts are longer than a classifier can read, and their ends are not scored."
+    """Texts are longer than a classifier can read, and their ends are not scored.
+
+    Said once for each classifier.
+    """
 
 
 class Classifier:
@@ -560,7 +566,11 @@ class Classifier:
         )
 
     def rows(self, texts: Sequence[str | Sequence[int]]) -> list[list[int]]:
-        "Tokenise texts, cut to what the classifier reads. Warns once where it cuts."
+        """Tokenize texts, cut to what the classifier reads.
+
+        Returns token ids, with the special tokens of its own call. The first cut is a CutTexts
+        warning.
+        """
         plain = [text for text in texts if isinstance(text, str)]
         encoded = iter(Renderer(self.tokenizer).texts(plain))
         rows = [next(encoded) if isinstance(text, str) else list(text) for text in texts]

@@ -67,7 +67,11 @@ def fitting_rows(
     prompts: Sequence[str] | None,
     long_rows: LongRows,
 ) -> tuple[list[list[int]], list[int]]:  # as from `lm_rows`
-    "The rows of `lm_rows` that the model's context holds, cut to it if they may be."
+    """Tokenize the texts that the model's context holds, as `lm_rows` does.
+
+    Longer ones are cut or left out as long_rows says. Raises ValueError as `lm_rows` and
+    `fit_to_context`.
+    """
     ids, starts = lm_rows(texts, tokenizer, prompts)
     divided = [[(row[:start], row[start:])] for row, start in zip(ids, starts, strict=True)]
     fitted = fit_to_context(divided, model, tokenizer, long_rows).values()
@@ -138,7 +142,11 @@ def batch_loss(
     prompt_lengths: Sequence[int],  # leading tokens of each row that are not learnt
     pad_id: int,
 ) -> Float[Tensor, ""]:  # nats per token
-    "Compute `lm_loss` of rows from `lm_rows`, on the model's device."
+    """Compute `lm_loss` of rows from `lm_rows`, on the model's device.
+
+    A mean over the learnt tokens of all rows, in nats; the first `prompt_lengths[i]` tokens of row
+    i are not learnt.
+    """
     ids, mask = pad(rows, pad_id)
     positions = torch.arange(ids.shape[1])
     learn = mask & (positions >= torch.tensor(prompt_lengths)[:, None])
