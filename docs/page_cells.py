@@ -266,7 +266,10 @@ def page_files() -> Iterator[tuple[str, str]]:
     yield "page_runner.py", (ROOT / "docs/page_runner.py").read_text("utf-8")
     for name in ("", "core", "objective", "tasks", "models"):
         yield (Path("instruct_goose") / name / "__init__.py").as_posix(), ""
-    for path in [*(package / name for name in WHOLE), *sorted((package / "objective").glob("*.py"))]:
+    for path in [
+        *(package / name for name in WHOLE),
+        *sorted((package / "objective").glob("*.py")),
+    ]:
         if path.name != "__init__.py":
             yield f"instruct_goose/{path.relative_to(package).as_posix()}", path.read_text("utf-8")
     for name, wanted in PARTS.items():

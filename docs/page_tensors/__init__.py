@@ -11,32 +11,57 @@ import sys
 
 from . import (
     autograd as autograd,
+)
+from . import (
     creation,
-    distributions as distributions,
     dtypes,
     elementwise,
     indexing,
     linear,
-    methods as methods,
-    nn as nn,
-    optim as optim,
     printing,
     randomness,
     reductions,
     shaping,
+)
+from . import (
+    distributions as distributions,
+)
+from . import (
+    methods as methods,
+)
+from . import (
+    nn as nn,
+)
+from . import (
+    optim as optim,
+)
+from . import (
     special as special,
+)
+from . import (
     testing as testing,
+)
+from . import (
     utils as utils,
 )
 from .autograd import (
     enable_grad as enable_grad,
+)
+from .autograd import (
     is_grad_enabled as is_grad_enabled,
+)
+from .autograd import (
     no_grad as no_grad,
+)
+from .autograd import (
     set_grad_enabled as set_grad_enabled,
 )
-from .refusal import NotOnThisPage as NotOnThisPage, refuse
-from .shapes import broadcast_shapes as broadcast_shapes, Size as Size
-from .tensor import device as device, Tensor
+from .refusal import NotOnThisPage as NotOnThisPage
+from .refusal import refuse
+from .shapes import Size as Size
+from .shapes import broadcast_shapes as broadcast_shapes
+from .tensor import Tensor
+from .tensor import device as device
 from .torch_names import TORCH
 
 __version__ = "2.13.0+page"

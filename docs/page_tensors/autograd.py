@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from .dtypes import dtype
 from .refusal import refuse, refuse_keywords
-from .tensor import make, Tensor
+from .tensor import Tensor, make
 
 creation = count()  # a node is younger than all that it was made from
 
@@ -161,7 +161,11 @@ def leads_to(roots: Sequence[Node], wanted: set) -> set:
         if is_done:
             needed[node] = any(
                 edge is not None
-                and ((edge.node, edge.index) in wanted or edge.leaf in wanted or needed.get(edge.node))
+                and (
+                    (edge.node, edge.index) in wanted
+                    or edge.leaf in wanted
+                    or needed.get(edge.node)
+                )
                 for edge in node.edges
             )
         elif node not in needed:
@@ -189,7 +193,9 @@ def walk_back(
         "Add a gradient to those that have arrived at the same place."
         if edge.leaf is not None:
             before = at_leaves.get(edge.leaf)
-            at_leaves[edge.leaf] = g if before is None else edge.dtype.keep(list(map(add, before, g)))
+            at_leaves[edge.leaf] = (
+                g if before is None else edge.dtype.keep(list(map(add, before, g)))
+            )
             return
         node = edge.node
         if node not in waiting:
@@ -426,5 +432,3 @@ def gradcheck(
                             f"numerical:{slope[o][k]}\nanalytical:{a}\n"
                         )
     return True
-
-

@@ -6,11 +6,12 @@ from fractions import Fraction
 from operator import index as as_index
 
 from . import dtypes
-from .autograd import adopt, Mode, record, wants_gradient
-from .dtypes import bool_, cast, dtype, dtype_of_number, FLOAT, float32, int64, promote_types
+from .autograd import Mode, adopt, record, wants_gradient
+from .dtypes import FLOAT, bool_, cast, dtype, dtype_of_number, float32, int64, promote_types
 from .refusal import refuse, refuse_keywords
 from .shapes import Size
-from .tensor import device as device_class, make, numbers_of, Tensor, view_of
+from .tensor import Tensor, make, numbers_of, view_of
+from .tensor import device as device_class
 
 
 def finish(function: str, x: Tensor, requires_grad: bool, device: object, others: dict) -> Tensor:
@@ -92,7 +93,10 @@ def convert(values: list, kind: dtype) -> list:
         return kind.keep(list(map(float, values)))
     if kind is bool_:
         return list(map(bool, values))
-    whole = [x if x.__class__ is int else (dtypes.to_int(x) if isinstance(x, float) else int(x)) for x in values]
+    whole = [
+        x if x.__class__ is int else (dtypes.to_int(x) if isinstance(x, float) else int(x))
+        for x in values
+    ]
     return kind.keep(whole)
 
 
@@ -119,7 +123,9 @@ def filled(
     kind = dtype or float32
     size = Size(as_index(n) for n in shape)
     if any(n < 0 for n in size):
-        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
+        raise RuntimeError(
+            f"Trying to create tensor with negative dimension {min(size)}: {list(size)}"
+        )
     x = make(convert([value], kind) * size.numel(), size, kind)
     return finish(function, x, requires_grad, device, others)
 
@@ -174,28 +180,38 @@ def empty_like(input, *, dtype=None, device=None, requires_grad=False, **others)
     return like("empty_like", input, 0, dtype, device, requires_grad, others)
 
 
-def full_like(input, fill_value, *, dtype=None, device=None, requires_grad=False, **others) -> Tensor:
+def full_like(
+    input, fill_value, *, dtype=None, device=None, requires_grad=False, **others
+) -> Tensor:
     if isinstance(fill_value, Tensor):
         refuse("full_like with a tensor as value")
     return like("full_like", input, fill_value, dtype, device, requires_grad, others)
 
 
-def new_zeros(input: Tensor, *size, dtype=None, device=None, requires_grad=False, **others) -> Tensor:
+def new_zeros(
+    input: Tensor, *size, dtype=None, device=None, requires_grad=False, **others
+) -> Tensor:
     kind = dtype or input.dtype
     return filled("new_zeros", sizes(size, others), 0, kind, requires_grad, device, others)
 
 
-def new_ones(input: Tensor, *size, dtype=None, device=None, requires_grad=False, **others) -> Tensor:
+def new_ones(
+    input: Tensor, *size, dtype=None, device=None, requires_grad=False, **others
+) -> Tensor:
     kind = dtype or input.dtype
     return filled("new_ones", sizes(size, others), 1, kind, requires_grad, device, others)
 
 
-def new_full(input: Tensor, size, fill_value, *, dtype=None, device=None, requires_grad=False, **others) -> Tensor:
+def new_full(
+    input: Tensor, size, fill_value, *, dtype=None, device=None, requires_grad=False, **others
+) -> Tensor:
     kind = dtype or input.dtype
     return filled("new_full", size, fill_value, kind, requires_grad, device, others)
 
 
-def new_tensor(input: Tensor, data, *, dtype=None, device=None, requires_grad=False, **others) -> Tensor:
+def new_tensor(
+    input: Tensor, data, *, dtype=None, device=None, requires_grad=False, **others
+) -> Tensor:
     x = tensor(data, dtype=dtype or input.dtype)
     return finish("new_tensor", x, requires_grad, device, others)
 
@@ -210,6 +226,9 @@ def arange(*ends, dtype=None, device=None, requires_grad=False, **others) -> Ten
     start, end, step = {1: (0, *ends, 1), 2: (*ends, 1), 3: ends}[len(ends)]
     is_whole = all(isinstance(x, int) for x in ends)
     kind = dtype or (int64 if is_whole else float32)
+    if kind.category != FLOAT:
+        start, end, step = int(start), int(end), int(step)
+        is_whole = True
     if step == 0:
         raise RuntimeError("step must be nonzero")
     if (end - start) * step < 0:
@@ -233,7 +252,9 @@ def evenly(start: float, end: float, steps: int, kind: dtype) -> list:
     return kind.keep(values)
 
 
-def linspace(start, end, steps, *, dtype=None, device=None, requires_grad=False, **others) -> Tensor:
+def linspace(
+    start, end, steps, *, dtype=None, device=None, requires_grad=False, **others
+) -> Tensor:
     "`steps` numbers at equal distances from start to end."
     kind = dtype or float32
     if kind.category != FLOAT or isinstance(start, Tensor) or isinstance(end, Tensor):
@@ -242,7 +263,9 @@ def linspace(start, end, steps, *, dtype=None, device=None, requires_grad=False,
     return finish("linspace", x, requires_grad, device, others)
 
 
-def logspace(start, end, steps, base=10.0, *, dtype=None, device=None, requires_grad=False, **others) -> Tensor:
+def logspace(
+    start, end, steps, base=10.0, *, dtype=None, device=None, requires_grad=False, **others
+) -> Tensor:
     "Powers of the base whose exponents lie at equal distances."
     kind = dtype or float32
     if kind.name != "float64":
@@ -424,6 +447,10 @@ def tolist(input: Tensor):
 
 
 def empty_nest(shape: Sequence) -> list:
-    return [empty_nest(shape[1:]) for _ in range(shape[0])] if len(shape) > 1 else [] if not shape[0] else [None]
-
-
+    return (
+        [empty_nest(shape[1:]) for _ in range(shape[0])]
+        if len(shape) > 1
+        else []
+        if not shape[0]
+        else [None]
+    )

@@ -19,9 +19,9 @@ from .indexing import gather
 from .randomness import multinomial
 from .reductions import logsumexp, softmax, sum_
 from .refusal import refuse, refuse_keywords
-from .shapes import broadcast_shapes, Size
+from .shapes import Size, broadcast_shapes
 from .shaping import expand, reshape, squeeze, transpose, unsqueeze
-from .tensor import make, Tensor
+from .tensor import Tensor, make
 
 
 class Categorical:
@@ -35,10 +35,14 @@ class Categorical:
         if given.ndim < 1:
             raise ValueError("`probs` parameter must be at least one-dimensional.")
         if any(x != x for x in given.flat()):
-            raise ValueError(f"Expected parameter of distribution Categorical() to be valid, but found invalid values:\n{given}")
+            raise ValueError(
+                f"Expected parameter of distribution Categorical() to be valid, but found invalid values:\n{given}"
+            )
         if probs is not None:
             if any(x < 0 for x in probs.flat()):
-                raise ValueError("Expected parameter probs of distribution Categorical() to satisfy the constraint Simplex()")
+                raise ValueError(
+                    "Expected parameter probs of distribution Categorical() to satisfy the constraint Simplex()"
+                )
             self.probs = probs / sum_(probs, -1, True)
             eps = finfo(probs.dtype).eps
             self.logits = log(clamp(self.probs, eps, 1 - eps))
@@ -58,7 +62,9 @@ class Categorical:
         "log π(value)."
         n = self.logits.shape[-1]
         if any(not 0 <= x < n or x != int(x) for x in value.flat()):
-            raise ValueError(f"Expected value argument to be within the support of Categorical: a number from 0 to {n - 1}")
+            raise ValueError(
+                f"Expected value argument to be within the support of Categorical: a number from 0 to {n - 1}"
+            )
         value = unsqueeze(long(value), -1)
         shape = broadcast_shapes(value.shape[:-1], self.logits.shape[:-1])
         logits = expand(self.logits, *shape, n)

@@ -9,15 +9,29 @@ import math
 import operator
 from collections.abc import Callable
 from functools import lru_cache
-from operator import add as plus, mul as times, sub as minus
+from operator import add as plus
+from operator import mul as times
+from operator import sub as minus
 from typing import NamedTuple
 
 from . import numbers
 from .autograd import adopt, record, wants_gradient
-from .dtypes import BOOL, bool_, cast, dtype, dtype_of_number, finfo, FLOAT, float32, INT, int64, promote_types
+from .dtypes import (
+    BOOL,
+    FLOAT,
+    INT,
+    bool_,
+    cast,
+    dtype,
+    dtype_of_number,
+    finfo,
+    float32,
+    int64,
+    promote_types,
+)
 from .refusal import refuse, refuse_keywords
-from .shapes import broadcast, broadcast_shapes, broadcast_two, Size, sum_to
-from .tensor import make, numbers_of, Tensor
+from .shapes import Size, broadcast, broadcast_shapes, broadcast_two, sum_to
+from .tensor import Tensor, make, numbers_of
 
 
 # --- the type and shape of a result -----------------------------------------------------------
@@ -113,15 +127,13 @@ UNARY = {
         numbers.expm1, lambda g, x, out: [gi * (yi + 1) for gi, yi in zip(g, out)], "out"
     ),
     "log": Unary(numbers.log, lambda g, x, out: numbers.divide(g, x), "x"),
-    "log1p": Unary(
-        numbers.log1p, lambda g, x, out: numbers.divide(g, [xi + 1 for xi in x]), "x"
-    ),
-    "sqrt": Unary(
-        numbers.sqrt, lambda g, x, out: numbers.divide(g, [2 * yi for yi in out]), "out"
-    ),
+    "log1p": Unary(numbers.log1p, lambda g, x, out: numbers.divide(g, [xi + 1 for xi in x]), "x"),
+    "sqrt": Unary(numbers.sqrt, lambda g, x, out: numbers.divide(g, [2 * yi for yi in out]), "out"),
     "rsqrt": Unary(
         numbers.rsqrt,
-        lambda g, x, out: [-0.5 * gi * yi**3 if math.isfinite(yi) else -0.5 * gi * yi for gi, yi in zip(g, out)],
+        lambda g, x, out: [
+            -0.5 * gi * yi**3 if math.isfinite(yi) else -0.5 * gi * yi for gi, yi in zip(g, out)
+        ],
         "out",
     ),
     "square": Unary(
@@ -132,7 +144,9 @@ UNARY = {
         ints=True,
     ),
     "neg": Unary(
-        lambda x: list(map(operator.neg, x)), lambda g, x, out: list(map(operator.neg, g)), ints=True
+        lambda x: list(map(operator.neg, x)),
+        lambda g, x, out: list(map(operator.neg, g)),
+        ints=True,
     ),
     "abs": Unary(
         lambda x: list(map(abs, x)),
@@ -286,7 +300,6 @@ def share_of_minimum(g: list, mine: list, theirs: list) -> list:
     return [0.0 if b < a else gi / 2 if a == b else gi for gi, a, b in zip(g, mine, theirs)]
 
 
-
 def power_left(g: list, x: list, y: list, out: list) -> list:
     "∂x^y/∂x = y·x^(y−1), and 0 for y = 0."
     below = numbers.power(x, [yi - 1 for yi in y])
@@ -332,7 +345,9 @@ BINARY = {
     "div": Binary(
         numbers.divide,
         lambda g, x, y, out: numbers.divide(g, y),
-        lambda g, x, y, out: [-gi * qi for gi, qi in zip(g, numbers.divide(numbers.divide(x, y), y))],
+        lambda g, x, y, out: [
+            -gi * qi for gi, qi in zip(g, numbers.divide(numbers.divide(x, y), y))
+        ],
         "y",
         "xy",
     ),
@@ -398,7 +413,9 @@ NODE_NAMES = {"logaddexp": "Logaddexp"}
 def refuse_bool_subtraction(*operands: object) -> None:
     "Torch has no difference of booleans either."
     if any(isinstance(x, Tensor) and x.dtype is bool_ for x in operands):
-        if all(isinstance(x, bool) or (isinstance(x, Tensor) and x.dtype is bool_) for x in operands):
+        if all(
+            isinstance(x, bool) or (isinstance(x, Tensor) and x.dtype is bool_) for x in operands
+        ):
             raise RuntimeError(
                 "Subtraction, the `-` operator, with two bool tensors is not supported. Use the "
                 "`^` or `logical_xor()` operator instead."
@@ -416,7 +433,9 @@ def times_alpha(other: object, alpha: float, input: object) -> object:
     if alpha == 1:
         return other
     if isinstance(alpha, float) and result_type(input, other).category != FLOAT:
-        raise RuntimeError("For integral input tensors, argument alpha must not be a floating point number.")
+        raise RuntimeError(
+            "For integral input tensors, argument alpha must not be a floating point number."
+        )
     if result_type(input, other).category == BOOL:
         refuse("alpha for bool tensors")
     return mul(other, alpha) if isinstance(other, Tensor) else other * alpha
@@ -482,10 +501,17 @@ def pow_(input: object, exponent: object, **others) -> Tensor:
         x, y, _, shape = paired(input, exponent)
         if kind is bool_:
             refuse("pow of bool tensors")
-        if any(n < 0 for n in y):
+        if isinstance(exponent, int) and exponent < 0:
             raise RuntimeError("Integers to negative integer powers are not allowed.")
-        return make(kind.keep([pow(xi, yi, 2**64) if xi >= 0 else xi**yi for xi, yi in zip(x, y)]), shape, kind)
+        return make(kind.keep(list(map(whole_power, x, y))), shape, kind)
     return apply_binary("pow", input, exponent)
+
+
+def whole_power(x: int, y: int) -> int:
+    "xʸ within 64 bits; of a negative y the whole part."
+    if y < 0:
+        return x if x == 1 or (x == -1 and y % 2) else int(x == -1)
+    return pow(x, y, 2**64)
 
 
 def floor_divide(input: object, other: object, **others) -> Tensor:
@@ -573,7 +599,7 @@ def bitwise(name: str, of: Callable) -> Callable[..., Tensor]:
         refuse_keywords(name, others)
         x, y, kind, shape = paired(input, other)
         if kind.category == FLOAT:
-            raise RuntimeError(f'"{name}_cpu" not implemented for \'{kind.name}\'')
+            raise RuntimeError(f"\"{name}_cpu\" not implemented for '{kind.name}'")
         return make(list(map(of, x, y)), shape, kind)
 
     apply.__name__ = name
@@ -588,7 +614,9 @@ bitwise_xor = bitwise("bitwise_xor", operator.xor)
 def bitwise_not(input: Tensor, **others) -> Tensor:
     refuse_keywords("bitwise_not", others)
     if input.dtype.category == FLOAT:
-        raise TypeError("~ (operator.invert) is only implemented on integer and Boolean-type tensors")
+        raise TypeError(
+            "~ (operator.invert) is only implemented on integer and Boolean-type tensors"
+        )
     of = operator.not_ if input.dtype is bool_ else operator.invert
     return make(list(map(of, input.flat())), input.shape, input.dtype)
 
@@ -680,7 +708,9 @@ def where(condition: Tensor, input: object = None, other: object = None, **other
         return nonzero(condition, as_tuple=True)
     if not isinstance(condition, Tensor) or condition.dtype is not bool_:
         kind = condition.dtype if isinstance(condition, Tensor) else type(condition).__name__
-        raise RuntimeError(f"where expected condition to be a boolean tensor, but got a tensor with dtype {kind}")
+        raise RuntimeError(
+            f"where expected condition to be a boolean tensor, but got a tensor with dtype {kind}"
+        )
     kind = result_type(input, other)
     x, x_shape, x_kind = numbers_of(input)
     y, y_shape, y_kind = numbers_of(other)
@@ -800,7 +830,9 @@ def masked_fill(input: Tensor, mask: Tensor, value: object, **others) -> Tensor:
             "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with "
             f"{len(fill_shape)} dimension(s)."
         )
-    if fill_kind.category > input.dtype.category:
+    if input.dtype is bool_ and fill_kind.category == FLOAT:
+        refuse("masked_fill of a bool tensor with a fraction")
+    if fill_kind.category == FLOAT and input.dtype.category == INT and fill[0] % 1:
         raise RuntimeError(f"value cannot be converted to type {input.dtype} without overflow")
     kind = input.dtype
     shape = broadcast_two(input.shape, mask.shape)
@@ -867,9 +899,7 @@ def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0, **others
 
         def pull(g):
             slopes = numbers.sigmoid([beta * xi for xi in x])
-            return (
-                [gi if beta * xi > threshold else gi * s for gi, xi, s in zip(g, x, slopes)],
-            )
+            return ([gi if beta * xi > threshold else gi * s for gi, xi, s in zip(g, x, slopes)],)
 
         record(out, "Softplus", (input,), pull, (input,))
     return out

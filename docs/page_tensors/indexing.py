@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from itertools import chain
 from operator import index as as_index
 
-from .autograd import adopt, Mode, record, wants_gradient
-from .dtypes import bool_, cast, INT, int64
+from .autograd import Mode, adopt, record, wants_gradient
+from .dtypes import INT, bool_, cast, int64
 from .refusal import refuse, refuse_keywords
+from .shapes import Size, broadcast, broadcast_shapes, contiguous_strides, one_dim, places, sum_to
 from .shaping import picked, put_back
-from .shapes import broadcast, broadcast_shapes, contiguous_strides, one_dim, places, Size, sum_to
-from .tensor import make, numbers_of, Tensor, view_of
+from .tensor import Tensor, make, numbers_of, view_of
 
 
 # --- views ------------------------------------------------------------------------------------
-def sub_view(input: Tensor, name: str, shape: Sequence, strides: Sequence, start: int, own: Sequence) -> Tensor:
+def sub_view(
+    input: Tensor, name: str, shape: Sequence, strides: Sequence, start: int, own: Sequence
+) -> Tensor:
     """A view that begins `start` numbers later and walks with `strides`.
 
     `own`: the same strides and start for an input whose numbers lie side by side, for the gradient.
@@ -163,7 +165,9 @@ def slice_numbers(item: slice) -> slice:
     return slice(*(None if x is None else as_index(x) for x in ends))
 
 
-def picked_places(shape: list, strides: list, start: int, picks: dict[int, Tensor], which: int) -> tuple[list, Size]:
+def picked_places(
+    shape: list, strides: list, start: int, picks: dict[int, Tensor], which: int
+) -> tuple[list, Size]:
     """Where the numbers lie that tensors pick, and the shape of the result.
 
     The tensors' own dimensions stand where the first of them stood, or in front if there is
@@ -313,8 +317,10 @@ def nonzero(input: Tensor, *, as_tuple: bool = False, **others):
 # --- along one dimension ----------------------------------------------------------------------
 def gather_places(input: Tensor, dim: int, index: Tensor, name: str) -> list[int]:
     "Where in `input` the numbers lie that `index` names along dim."
-    if index.dtype is not int64:
-        raise RuntimeError(f"{name}(): Expected dtype int64 for index")
+    if index.dtype.category != INT:
+        raise RuntimeError(f"{name}(): Expected dtype int32/int64 for index")
+    if input.ndim != index.ndim and 0 in (input.ndim, index.ndim):
+        refuse(f"{name} of a number")
     if input.ndim != index.ndim:
         raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
     for d, (n, most) in enumerate(zip(index.shape, input.shape)):
@@ -336,7 +342,9 @@ def gather_places(input: Tensor, dim: int, index: Tensor, name: str) -> list[int
     return where
 
 
-def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, **others) -> Tensor:
+def gather(
+    input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False, **others
+) -> Tensor:
     "out[i][j] = input[index[i][j]][j] for dim 0, and so on."
     refuse_keywords("gather", others)
     if sparse_grad:
@@ -345,7 +353,9 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False,
     return picked(input, where, index.shape, "Gather", index)
 
 
-def source_numbers(name: str, input: Tensor, index: Tensor, src: object) -> tuple[list, Tensor | None]:
+def source_numbers(
+    name: str, input: Tensor, index: Tensor, src: object
+) -> tuple[list, Tensor | None]:
     "The numbers that scatter writes, one for each of `index`."
     if not isinstance(src, Tensor):
         values, _, kind = numbers_of(src)
@@ -496,11 +506,20 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0, *
     return make(counts, (len(counts),), int64)
 
 
-def searchsorted(sorted_sequence: Tensor, input: object, *, right: bool = False, **others) -> Tensor:
+def searchsorted(
+    sorted_sequence: Tensor,
+    input: object,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    **others,
+) -> Tensor:
     "Where each number would have to stand in a sorted row."
     from bisect import bisect_left, bisect_right
 
     refuse_keywords("searchsorted", others)
+    if out_int32:
+        refuse("searchsorted(out_int32=True)")
     if sorted_sequence.ndim != 1:
         refuse("searchsorted in several rows")
     numbers, shape, _ = numbers_of(input)

@@ -4,15 +4,16 @@ A product is rows times columns: every number of the result is a sum of products
 left and a column of the right matrix.
 """
 
+from math import prod
 from operator import mul
 
 from .autograd import record, wants_gradient
-from .dtypes import dtype, FLOAT
+from .dtypes import FLOAT, dtype
 from .numbers import total
 from .refusal import refuse, refuse_keywords
-from .shaping import expand, reshape, transpose
 from .shapes import broadcast_two
-from .tensor import make, Tensor
+from .shaping import expand, reshape, transpose
+from .tensor import Tensor, make
 
 
 def product_of(a: list, b: list, n: int, k: int, m: int) -> list:
@@ -50,7 +51,12 @@ def same_types(name: str, *tensors: Tensor) -> dtype:
 
 def c_name(kind: dtype) -> str:
     "What the error messages of torch call a type."
-    names = {"float64": "double", "float32": "float", "int64": "long long", "bfloat16": "c10::BFloat16"}
+    names = {
+        "float64": "double",
+        "float32": "float",
+        "int64": "long long",
+        "bfloat16": "c10::BFloat16",
+    }
     return names.get(kind.name, kind.name)
 
 
@@ -88,8 +94,10 @@ def matmul(input: Tensor, other: Tensor, **others) -> Tensor:
     if not isinstance(other, Tensor):
         raise TypeError(f"matmul(): argument 'other' must be Tensor, not {type(other).__name__}")
     if input.ndim == 0 or other.ndim == 0:
-        raise RuntimeError("both arguments to matmul need to be at least 1D, but they are "
-                           f"{input.ndim}D and {other.ndim}D")
+        raise RuntimeError(
+            "both arguments to matmul need to be at least 1D, but they are "
+            f"{input.ndim}D and {other.ndim}D"
+        )
     if input.ndim == 1 and other.ndim == 1:
         return dot(input, other)
     if input.ndim == 2 and other.ndim == 1:
@@ -99,12 +107,14 @@ def matmul(input: Tensor, other: Tensor, **others) -> Tensor:
             return mm(input, other)
         k, m = other.shape
         if input.shape[0] != k:
-            raise RuntimeError(f"size mismatch, got input ({k}), mat ({k}x{m}), vec ({input.shape[0]})")
+            raise RuntimeError(
+                f"size mismatch, got input ({k}), mat ({k}x{m}), vec ({input.shape[0]})"
+            )
         return multiply("Squeeze", input, other, (1, k, m), (m,))
     if other.ndim <= 2 and input.ndim > 2:
         k = input.shape[-1]
         m = other.shape[1] if other.ndim == 2 else 1
-        n = input.shape.numel() // max(k, 1)
+        n = prod(input.shape[:-1])
         if other.shape[0] != k:
             raise RuntimeError(
                 f"mat1 and mat2 shapes cannot be multiplied ({n}x{k} and {other.shape[0]}x{m})"
@@ -121,8 +131,9 @@ def batched(input: Tensor, other: Tensor) -> Tensor:
     if input.ndim == 1 or other.ndim == 1:
         refuse("matmul of a vector and a batch")
     batch = broadcast_two(input.shape[:-2], other.shape[:-2])
-    a = reshape(expand(input, *batch, *input.shape[-2:]), -1, *input.shape[-2:])
-    b = reshape(expand(other, *batch, *other.shape[-2:]), -1, *other.shape[-2:])
+    n = batch.numel()
+    a = reshape(expand(input, *batch, *input.shape[-2:]), n, *input.shape[-2:])
+    b = reshape(expand(other, *batch, *other.shape[-2:]), n, *other.shape[-2:])
     products = [mm(x, y) for x, y in zip(unbind(a), unbind(b))]
     if not products:
         refuse("matmul of an empty batch")
@@ -134,9 +145,7 @@ def dot(input: Tensor, tensor: Tensor, **others) -> Tensor:
     "Σ xᵢyᵢ."
     refuse_keywords("dot", others)
     if input.ndim != 1 or tensor.ndim != 1:
-        raise RuntimeError(
-            f"1D tensors expected, but got {input.ndim}D and {tensor.ndim}D tensors"
-        )
+        raise RuntimeError(f"1D tensors expected, but got {input.ndim}D and {tensor.ndim}D tensors")
     if input.dtype is not tensor.dtype:
         raise RuntimeError(
             f"dot : expected both vectors to have same dtype, but found "
@@ -145,15 +154,20 @@ def dot(input: Tensor, tensor: Tensor, **others) -> Tensor:
     k = len(input.flat())
     if k != len(tensor.flat()):
         raise RuntimeError(
-            "inconsistent tensor size, expected tensor [" + str(k) + "] and src ["
-            + str(len(tensor.flat())) + "] to have the same number of elements, but got "
+            "inconsistent tensor size, expected tensor ["
+            + str(k)
+            + "] and src ["
+            + str(len(tensor.flat()))
+            + "] to have the same number of elements, but got "
             f"{k} and {len(tensor.flat())} elements respectively"
         )
     return multiply("Dot", input, tensor, (1, k, 1), ())
 
 
 def type_title(kind: dtype) -> str:
-    return {"float64": "Double", "float32": "Float", "int64": "Long", "bool": "Bool"}.get(kind.name, kind.name)
+    return {"float64": "Double", "float32": "Float", "int64": "Long", "bool": "Bool"}.get(
+        kind.name, kind.name
+    )
 
 
 def mv(input: Tensor, vec: Tensor, **others) -> Tensor:
@@ -181,16 +195,22 @@ def mm(input: Tensor, mat2: Tensor, **others) -> Tensor:
     return multiply("Mm", input, mat2, (n, k, m), (n, m))
 
 
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, **others) -> Tensor:
-    "input + mat1·mat2."
+def addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, **others
+) -> Tensor:
+    "β·input + α·mat1·mat2."
     from .elementwise import add
+    from .elementwise import mul as times
 
     refuse_keywords("addmm", others)
-    if beta != 1 or alpha != 1:
-        refuse("addmm(alpha=…, beta=…)")
     if input.dtype is not mat1.dtype:
         raise RuntimeError("self and mat2 must have the same dtype")
-    return add(input, mm(mat1, mat2))
+    if beta == 0:
+        refuse("addmm(beta=0)")
+    product = mm(mat1, mat2)
+    if alpha != 1:
+        product = times(product, alpha)
+    return add(input if beta == 1 else times(input, beta), product)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, **others) -> Tensor:
@@ -213,5 +233,3 @@ def outer(input: Tensor, vec2: Tensor, **others) -> Tensor:
 
     refuse_keywords("outer", others)
     return times(reshape(input, -1, 1), vec2)
-
-

@@ -12,11 +12,13 @@ from bisect import bisect_left
 from operator import index as as_index
 
 from . import numbers
+from .autograd import wants_gradient
 from .creation import convert, finish, sizes
-from .dtypes import dtype, float32, float64, INT, int64
+from .dtypes import INT, dtype, float32, float64, int64
 from .refusal import refuse, refuse_keywords
 from .shapes import Size
-from .tensor import device as device_class, make, Tensor
+from .tensor import Tensor, make
+from .tensor import device as device_class
 
 DEFAULT_SEED = 67280421310721  # torch's, before manual_seed is called
 
@@ -150,15 +152,21 @@ def randn(*size, generator=None, dtype=None, device=None, requires_grad=False, *
 
 def rand_like(input: Tensor, *, dtype=None, device=None, requires_grad=False, **others) -> Tensor:
     refuse_keywords("rand_like", others)
-    return rand(*input.shape, dtype=dtype or input.dtype, device=device, requires_grad=requires_grad)
+    return rand(
+        *input.shape, dtype=dtype or input.dtype, device=device, requires_grad=requires_grad
+    )
 
 
 def randn_like(input: Tensor, *, dtype=None, device=None, requires_grad=False, **others) -> Tensor:
     refuse_keywords("randn_like", others)
-    return randn(*input.shape, dtype=dtype or input.dtype, device=device, requires_grad=requires_grad)
+    return randn(
+        *input.shape, dtype=dtype or input.dtype, device=device, requires_grad=requires_grad
+    )
 
 
-def randint(*ends, generator=None, dtype=None, device=None, requires_grad=False, **others) -> Tensor:
+def randint(
+    *ends, generator=None, dtype=None, device=None, requires_grad=False, **others
+) -> Tensor:
     "Whole numbers from low to below high: randint(high, size) or randint(low, high, size)."
     for name in ("low", "high", "size"):
         if name in others:
@@ -178,7 +186,9 @@ def randint(*ends, generator=None, dtype=None, device=None, requires_grad=False,
     return finish("randint", x, requires_grad, device, others)
 
 
-def randperm(n: int, *, generator=None, dtype=None, device=None, requires_grad=False, **others) -> Tensor:
+def randperm(
+    n: int, *, generator=None, dtype=None, device=None, requires_grad=False, **others
+) -> Tensor:
     "0 … n − 1 in a random order (Fisher and Yates)."
     order = list(range(n))
     words = (generator or default_generator).words(max(n - 1, 0))
@@ -195,6 +205,8 @@ def bernoulli(input: Tensor, p: float | None = None, *, generator=None, **others
     refuse_keywords("bernoulli", others)
     if p is not None:
         refuse("bernoulli(p=…)")
+    if wants_gradient(input):
+        refuse("the gradient of bernoulli")
     kind = drawn("bernoulli", input.dtype if input.dtype.category != INT else None)
     chances = input.flat()
     if not all(0 <= x <= 1 for x in chances):
@@ -215,7 +227,9 @@ def multinomial(
         raise RuntimeError("cannot sample n_sample <= 0 samples")
     width = input.shape[-1]
     if not replacement and num_samples > width:
-        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+        raise RuntimeError(
+            "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
+        )
     flat = input.flat()
     rows = [flat[i : i + width] for i in range(0, len(flat), width)]
     for row in rows:

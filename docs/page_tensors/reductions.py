@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from . import numbers
 from .autograd import record, wants_gradient
-from .dtypes import bool_, cast, dtype, FLOAT, float32, int64
+from .dtypes import FLOAT, bool_, cast, dtype, float32, int64
 from .numbers import total
 from .refusal import refuse, refuse_keywords
-from .shapes import all_dims, Lines, lines_along, one_dim
-from .tensor import make, Tensor
-
+from .shapes import Lines, all_dims, lines_along, one_dim
+from .tensor import Tensor, make
 
 
 def lines_of(input: Tensor, dim: object, kind: dtype | None = None) -> tuple[Lines, list[list]]:
@@ -45,7 +44,12 @@ def type_word(kind: dtype) -> str:
 
 # --- sums -------------------------------------------------------------------------------------
 def sum_(
-    input: Tensor, dim: object = None, keepdim: bool = False, *, dtype: dtype | None = None, **others
+    input: Tensor,
+    dim: object = None,
+    keepdim: bool = False,
+    *,
+    dtype: dtype | None = None,
+    **others,
 ) -> Tensor:
     "Σ x along dim."
     refuse_keywords("sum", others)
@@ -59,7 +63,12 @@ def sum_(
 
 
 def mean(
-    input: Tensor, dim: object = None, keepdim: bool = False, *, dtype: dtype | None = None, **others
+    input: Tensor,
+    dim: object = None,
+    keepdim: bool = False,
+    *,
+    dtype: dtype | None = None,
+    **others,
 ) -> Tensor:
     "Σ x / n along dim."
     refuse_keywords("mean", others)
@@ -95,7 +104,12 @@ def products_of_others(line: list) -> list:
 
 
 def prod(
-    input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: dtype | None = None, **others
+    input: Tensor,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: dtype | None = None,
+    **others,
 ) -> Tensor:
     "The product along dim."
     refuse_keywords("prod", others)
@@ -281,7 +295,9 @@ def extreme(line: list, of: Callable) -> float:
 
 def need_numbers(name: str, lines: Lines) -> None:
     if lines.length == 0 and lines.count:
-        raise IndexError(f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' argument.")
+        raise IndexError(
+            f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' argument."
+        )
 
 
 def shared_among_ties(lines: Lines, rows: list[list], best: list, g: list) -> list:
@@ -407,7 +423,10 @@ def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False, **o
         refuse("the gradient of aminmax")
     if dim is None and keepdim:
         refuse("aminmax(keepdim=True) without dim")
-    return MinMax(amin(input, () if dim is None else dim, keepdim), amax(input, () if dim is None else dim, keepdim))
+    return MinMax(
+        amin(input, () if dim is None else dim, keepdim),
+        amax(input, () if dim is None else dim, keepdim),
+    )
 
 
 class MinMax(NamedTuple):
@@ -423,7 +442,9 @@ def argument(name: str, input: Tensor, dim: int | None, keepdim: bool, of: Calla
         raise RuntimeError(f"\"{name}_cpu\" not implemented for 'Bool'")
     lines, rows = lines_of(input, dim if input.ndim else None)
     if lines.length == 0:
-        raise IndexError(f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' argument.")
+        raise IndexError(
+            f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim' argument."
+        )
     at = [place_of(row, extreme(row, of)) for row in rows]
     return make(at, lines.shape(keepdim), int64)
 
@@ -503,7 +524,9 @@ def line_log_softmax(line: list) -> list:
 def softmax_kind(name: str, input: Tensor, wanted: dtype | None) -> dtype:
     kind = wanted or input.dtype
     if kind.category != FLOAT:
-        raise RuntimeError(f"\"{name}_lastdim_kernel_impl\" not implemented for '{type_word(kind)}'")
+        raise RuntimeError(
+            f"\"{name}_lastdim_kernel_impl\" not implemented for '{type_word(kind)}'"
+        )
     return kind
 
 
@@ -585,6 +608,8 @@ def sort(
 ) -> ValuesAndIndices:
     "The numbers in order along dim, and where each stood."
     refuse_keywords("sort", others)
+    if input.dtype is bool_ and input.shape.numel() > 16 and not stable:
+        refuse("sort of a bool tensor without stable=True")
     one_dim(dim, input.ndim)
     lines, rows = lines_of(input, dim if input.ndim else None)
     orders = [in_order(row, descending) for row in rows]
@@ -611,12 +636,23 @@ def argsort(
 ) -> Tensor:
     "Where the numbers stand, in their order."
     refuse_keywords("argsort", others)
-    return sort(input, dim, descending).indices
+    return sort(input, dim, descending, stable).indices
 
 
-def unique(input: Tensor, sorted: bool = True, **others) -> Tensor:
+def unique(
+    input: Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+    **others,
+) -> Tensor:
     "Each number once, in order."
     refuse_keywords("unique", others)
+    if return_inverse or return_counts or dim is not None:
+        refuse("unique(return_inverse=…, return_counts=…, dim=…)")
+    if input.dtype is bool_:
+        refuse("unique of a bool tensor")
     if wants_gradient(input):
         refuse("the gradient of unique")
     values = input.flat()
@@ -628,10 +664,18 @@ def unique(input: Tensor, sorted: bool = True, **others) -> Tensor:
 
 
 def quantile(
-    input: Tensor, q: object, dim: int | None = None, keepdim: bool = False, **others
+    input: Tensor,
+    q: object,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+    **others,
 ) -> Tensor:
     "The number below which a share q of the line lies, between two neighbours linearly."
     refuse_keywords("quantile", others)
+    if interpolation != "linear":
+        refuse(f"quantile(interpolation={interpolation!r})")
     if isinstance(q, Tensor):
         refuse("quantile(q=tensor)")
     if not 0 <= q <= 1:
@@ -659,5 +703,3 @@ def quantile(
         else:
             values.append(high - (high - low) * (1 - share))
     return make(kind.keep(values), lines.shape(keepdim), kind)
-
-

@@ -70,6 +70,10 @@ def all_dims(dim: object, ndim: int) -> tuple:
     "Dimensions counted from the front; None and () are all of them."
     if dim is None:
         return tuple(range(ndim))
+    if ndim == 0:
+        for one in dim if isinstance(dim, tuple | list) else (dim,):
+            one_dim(one, 0)
+        return ()
     if isinstance(dim, tuple | list):
         dims = tuple(sorted(one_dim(d, ndim) for d in dim))
         for first, second in zip(dims, dims[1:]):
@@ -101,7 +105,7 @@ def broadcast_shapes(*shapes: tuple) -> Size:
     "The common shape of any number of shapes."
     common = Size()
     for shape in shapes:
-        common = broadcast_two(common, Size(shape))
+        common = broadcast_two(common, as_size(shape) if isinstance(shape, int) else Size(shape))
     return common
 
 

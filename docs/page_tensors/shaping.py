@@ -10,8 +10,8 @@ from math import prod
 from .autograd import record, wants_gradient
 from .dtypes import cast, dtype, promote_types
 from .refusal import refuse, refuse_keywords
-from .shapes import as_size, contiguous_strides, one_dim, places, Size, sum_to
-from .tensor import is_contiguous, make, Tensor, view_of
+from .shapes import Size, as_size, contiguous_strides, one_dim, places, sum_to
+from .tensor import Tensor, is_contiguous, make, view_of
 
 
 def put_back(g: list, where: list[int], n: int) -> list:
@@ -156,7 +156,9 @@ def squeeze(input: Tensor, dim: int | None = None, **others) -> Tensor:
         refuse("squeeze(dim=(…))")
     chosen = range(input.ndim) if dim is None else [one_dim(dim, input.ndim)]
     kept = [d for d in range(input.ndim) if d not in chosen or input.shape[d] != 1]
-    return reread(input, "Squeeze", [input.shape[d] for d in kept], [input.strides[d] for d in kept])
+    return reread(
+        input, "Squeeze", [input.shape[d] for d in kept], [input.strides[d] for d in kept]
+    )
 
 
 def unsqueeze(input: Tensor, dim: int, **others) -> Tensor:
@@ -189,7 +191,9 @@ def permute(input: Tensor, *dims, **others) -> Tensor:
 
 def reorder(input: Tensor, dims: Sequence[int], name: str) -> Tensor:
     if sorted(dims) != list(range(input.ndim)):
-        raise RuntimeError("permute(sparse_coo): number of dimensions in the tensor input does not match")
+        raise RuntimeError(
+            "permute(sparse_coo): number of dimensions in the tensor input does not match"
+        )
     shape = Size(input.shape[d] for d in dims)
     out = view_of(input, shape, tuple(input.strides[d] for d in dims), input.offset)
     if wants_gradient(input):
@@ -227,12 +231,16 @@ def T(input: Tensor) -> Tensor:
 def mT(input: Tensor) -> Tensor:
     "With the last two dimensions exchanged."
     if input.ndim < 2:
-        raise RuntimeError(f"tensor.mT is only supported on matrices or batches of matrices. Got {input.ndim}-D tensor.")
+        raise RuntimeError(
+            f"tensor.mT is only supported on matrices or batches of matrices. Got {input.ndim}-D tensor."
+        )
     return transpose(input, -2, -1)
 
 
 def movedim(input: Tensor, source: int, destination: int, **others) -> Tensor:
     refuse_keywords("movedim", others)
+    if not isinstance(source, int) or not isinstance(destination, int):
+        refuse("movedim of several dimensions")
     dims = list(range(input.ndim))
     moved = dims.pop(one_dim(source, input.ndim))
     dims.insert(one_dim(destination, input.ndim), moved)
@@ -253,9 +261,7 @@ def flip(input: Tensor, *dims, **others) -> Tensor:
     for d in turned:
         offset += (input.shape[d] - 1) * side_by_side[d]
         strides[d] = -side_by_side[d]
-    if input.shape.numel() == 0:
-        return make([], input.shape, input.dtype)
-    where = places(input.shape, tuple(strides), offset)
+    where = places(input.shape, tuple(strides), offset) if input.shape.numel() else []
     return picked(input, where, input.shape, "Flip")
 
 
@@ -346,7 +352,12 @@ def repeat(input: Tensor, *repeats, **others) -> Tensor:
 
 
 def repeat_interleave(
-    input: Tensor, repeats: object, dim: int | None = None, *, output_size: int | None = None, **others
+    input: Tensor,
+    repeats: object,
+    dim: int | None = None,
+    *,
+    output_size: int | None = None,
+    **others,
 ) -> Tensor:
     "A copy in which each slice along dim is repeated, side by side."
     refuse_keywords("repeat_interleave", others)
@@ -413,7 +424,9 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, **others) -> Tensor:
     widths = [prod(x.shape[dim:]) for x in full]
     flats = [cast(x.flat(), x.dtype, kind) for x in full]
     pieces = [
-        flat[r * width : r * width + width] for r in range(rows) for flat, width in zip(flats, widths)
+        flat[r * width : r * width + width]
+        for r in range(rows)
+        for flat, width in zip(flats, widths)
     ]
     shape = list(first.shape)
     shape[dim] = sum(x.shape[dim] for x in full)
@@ -425,7 +438,9 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, **others) -> Tensor:
             gradients = []
             start = 0
             for width in widths:
-                rows_of_one = [g[r * total + start : r * total + start + width] for r in range(rows)]
+                rows_of_one = [
+                    g[r * total + start : r * total + start + width] for r in range(rows)
+                ]
                 gradients.append(list(chain.from_iterable(rows_of_one)))
                 start += width
             return gradients
@@ -488,7 +503,9 @@ def unbind(input: Tensor, dim: int = 0, **others) -> tuple:
     return tuple(select(input, dim, i, "Unbind") for i in range(input.shape[dim]))
 
 
-def split(input: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0, **others) -> tuple:
+def split(
+    input: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0, **others
+) -> tuple:
     "Pieces along a dimension: all of one size but the last, or of the sizes given."
     from .indexing import narrow
 
@@ -551,4 +568,3 @@ def cartesian_prod(*tensors: Tensor) -> Tensor:
         refuse("cartesian_prod of one tensor")
     grids = meshgrid(*tensors, indexing="ij")
     return stack([reshape(g, -1) for g in grids], 1)
-

@@ -8,7 +8,7 @@ share it see it, and counts one version up. So an operation may keep the lists t
 from math import prod
 
 from .dtypes import bool_, dtype, float64, int64
-from .shapes import contiguous_strides, places, Size
+from .shapes import Size, contiguous_strides, places
 
 
 class Storage:
@@ -162,9 +162,7 @@ def view_of(base: Tensor, shape: tuple, strides: tuple, offset: int) -> Tensor:
     x.is_view = True
     base.storage.has_views = True
     x.whole = (
-        offset == 0
-        and prod(shape) == len(base.storage.values)
-        and is_contiguous(shape, x.strides)
+        offset == 0 and prod(shape) == len(base.storage.values) and is_contiguous(shape, x.strides)
     )
     return x
 

@@ -23,7 +23,9 @@ def assert_close(
     refuse_keywords("testing.assert_close", others)
     if isinstance(actual, tuple | list):
         if len(actual) != len(expected):
-            raise AssertionError(f"The length of the sequences mismatch: {len(actual)} != {len(expected)}")
+            raise AssertionError(
+                f"The length of the sequences mismatch: {len(actual)} != {len(expected)}"
+            )
         for a, b in zip(actual, expected):
             assert_close(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan, check_dtype=check_dtype)
         return
@@ -31,10 +33,14 @@ def assert_close(
         refuse("testing.assert_close of a tensor and a number")
     a, b = as_tensor(actual), as_tensor(expected)
     if a.shape != b.shape:
-        raise AssertionError(msg or f"The values for attribute 'shape' do not match: {a.shape} != {b.shape}.")
+        raise AssertionError(
+            msg or f"The values for attribute 'shape' do not match: {a.shape} != {b.shape}."
+        )
     if a.dtype is not b.dtype:
         if check_dtype:
-            raise AssertionError(msg or f"The values for attribute 'dtype' do not match: {a.dtype} != {b.dtype}.")
+            raise AssertionError(
+                msg or f"The values for attribute 'dtype' do not match: {a.dtype} != {b.dtype}."
+            )
         refuse("testing.assert_close(check_dtype=False) of two types")
     if (rtol is None) != (atol is None):
         raise ValueError("rtol and atol must both be specified or both be unspecified")
@@ -44,7 +50,8 @@ def assert_close(
     if not all(near):
         off = near.count(False)
         raise AssertionError(
-            msg or f"Tensor-likes are not close!\n\nMismatched elements: {off} / {len(near)} "
+            msg
+            or f"Tensor-likes are not close!\n\nMismatched elements: {off} / {len(near)} "
             f"({off / len(near):.1%})\n"
         )
 

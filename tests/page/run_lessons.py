@@ -20,9 +20,9 @@ def main():
 
         page_tensors.install()
     import torch
+    from page_runner import run_cell
 
     from instruct_goose import lesson
-    from page_runner import run_cell
 
     checks = []
 

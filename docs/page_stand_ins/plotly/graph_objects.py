@@ -96,7 +96,10 @@ class Figure:
 
     def __init__(self, data=None, layout=None, frames=None):
         data = [] if data is None else data
-        self.data = [x if isinstance(x, Part) else Trace(x) for x in (data if isinstance(data, list | tuple) else [data])]
+        self.data = [
+            x if isinstance(x, Part) else Trace(x)
+            for x in (data if isinstance(data, list | tuple) else [data])
+        ]
         self.layout = Part(layout)
         self.frames = frames or []
 

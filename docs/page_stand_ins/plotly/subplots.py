@@ -29,8 +29,6 @@ def make_subplots(
         dict.__setitem__(figure.layout, f"yaxis{end}", y)
         if n < len(subplot_titles):
             place = {"x": left + width / 2, "y": top, "xref": "paper", "yref": "paper"}
-            titles.append(
-                Part(place, text=subplot_titles[n], showarrow=False, yanchor="bottom")
-            )
+            titles.append(Part(place, text=subplot_titles[n], showarrow=False, yanchor="bottom"))
     figure.layout["annotations"] = titles
     return figure

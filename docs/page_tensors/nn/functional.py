@@ -9,18 +9,22 @@ from ..indexing import gather, one_hot
 from ..linear import linear
 from ..reductions import log_softmax, mean, norm, softmax, sum_
 from ..refusal import refuse, refuse_keywords
-from ..shapes import contiguous_strides, places
-from ..shaping import squeeze, unsqueeze
-from ..tensor import make, numbers_of, Tensor
+from ..shapes import broadcast_shapes, contiguous_strides, places
+from ..shaping import expand, squeeze, unsqueeze
+from ..tensor import Tensor, make, numbers_of
 
 
-def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None, **others) -> Tensor:
+def pad(
+    input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None, **others
+) -> Tensor:
     "Numbers around a tensor: pad = (left, right) of the last dimension, then of the one before."
     refuse_keywords("pad", others)
     if mode != "constant":
         refuse(f"pad(mode={mode!r})")
     if len(pad) % 2 or len(pad) // 2 > input.ndim:
-        raise RuntimeError("Padding length must be divisible by 2 and at most twice the number of dimensions")
+        raise RuntimeError(
+            "Padding length must be divisible by 2 and at most twice the number of dimensions"
+        )
     if any(n < 0 for n in pad):
         refuse("pad by less than 0")
     shape = list(input.shape)
@@ -77,6 +81,8 @@ def cross_entropy(
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8, **others) -> Tensor:
     "x₁·x₂ / (|x₁|·|x₂|)."
     refuse_keywords("cosine_similarity", others)
+    shape = broadcast_shapes(x1.shape, x2.shape)
+    x1, x2 = expand(x1, *shape), expand(x2, *shape)
     product = sum_(mul(x1, x2), dim)
     return div(product, mul(clamp(norm(x1, 2, dim), min=eps), clamp(norm(x2, 2, dim), min=eps)))
 
