@@ -20,7 +20,7 @@ NOT_ON_A_PAGE = ("nbdev", "os", "subprocess", "torch.utils")  # what a page has 
 
 PARTS = {  # modules that need more than a page has, and the functions that do not
     "tasks/exact_world.py": ("all_responses", "objective", "optimum", "total_variation"),
-    "models/reward_model.py": ("pairwise_loss",),
+    "models/reward_model.py": ("all_pairs_loss", "pairwise_loss"),
     "models/tokens.py": ("pad",),
 }
 WHOLE = ("lesson.py", "core/tensor_checks.py")  # and all of objective/

@@ -25,7 +25,9 @@ def text() -> str:
     def public(thing: object) -> list[str]:
         return [name for name in dir(thing) if not name.startswith("_")]
 
-    functions = [name for name in public(torch) if name[0].islower()]
+    functions = [
+        name for name in public(torch) if name[0].islower() and callable(getattr(torch, name))
+    ]
     return HEAD + listed("TENSOR", public(torch.Tensor)) + listed("TORCH", functions)
 
 

@@ -268,9 +268,16 @@ def logspace(
 ) -> Tensor:
     "Powers of the base whose exponents lie at equal distances."
     kind = dtype or float32
-    if kind.name != "float64":
+    if (
+        kind not in (float32, dtypes.float64)
+        or isinstance(start, Tensor)
+        or isinstance(end, Tensor)
+    ):
         refuse(f"logspace of {kind}")
-    x = make([base**e for e in evenly(start, end, steps, kind)], (steps,), kind)
+    if base <= 0:
+        refuse(f"logspace(base={base})")
+    values = [float(base) ** e for e in evenly(start, end, steps, kind)]
+    x = make(kind.keep(values), (steps,), kind)
     return finish("logspace", x, requires_grad, device, others)
 
 

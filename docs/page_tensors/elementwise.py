@@ -402,11 +402,12 @@ def apply_binary(name: str, a: object, b: object, kind: dtype | None = None) -> 
         reads = []
         for letter, tensor in (("x", a), ("y", b), ("o", out)):
             if letter in looked_at:
-                reads.append(tensor if isinstance(tensor, Tensor) else out)
+                reads.append(tensor if isinstance(tensor, Tensor) else A_NUMBER)
         record(out, NODE_NAMES.get(name) or name.capitalize(), (a, b), pull, reads)
     return out
 
 
+A_NUMBER = make([0.0], (), float32)  # stands for a Python number, which nobody can change
 NODE_NAMES = {"logaddexp": "Logaddexp"}
 
 

@@ -15,6 +15,7 @@ REFUSED = {  # operations of torch's list of which a page has no sample at all
     "div (floor_rounding)",
     "div (trunc_rounding)",
     "linspace (tensor_overload)",
+    "logspace (tensor_overload)",
     "movedim",
     "nn.functional.pad (circular)",
     "nn.functional.pad (reflect)",
