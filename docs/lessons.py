@@ -27,6 +27,7 @@ COURSE = {
 GUIDES = {  # the groups of the second shelf; a guide that is not named here stands under "More"
     "Models and memory": [
         "real_model",
+        "first_settings",
         "lora",
         "cost",
         "one_gpu",
@@ -37,6 +38,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
     "Sampling and scale": ["vllm", "several_processes", "fsdp"],
     "Rewards and data": [
         "your_data",
+        "your_stages",
         "reward_model_training",
         "reward_shaping",
         "multi_turn",
@@ -62,7 +64,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "smollm_reviews",
         "hub_recipes",
     ],
-    "Debugging": ["doctor", "microscope", "invariances", "bug_hunt"],
+    "Debugging": ["doctor", "logged_metrics", "microscope", "invariances", "bug_hunt"],
     "From other libraries": [
         "from_trl",
         "more_losses",

@@ -154,7 +154,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         (
             "A file holds 200 MiB of rows. How much memory does reading it take?",
             "A few MiB: rows are streamed, and each broken one is named with its line.",
-            "learn/your_own",
+            "guides/your_data",
         ),
         (
             "Which methods of the trainer do its equations (1) to (6)?",

@@ -351,6 +351,26 @@ CAPTIONS = [
     # learn/sft
     Says("79f2fc01", "falls from about 2.2", 2.2, first(0, BLUE), 0.1),
     Says("79f2fc01", "the floor of 0.27", 0.27, first(0, INK)),
+    # learn/reading_the_log
+    Says("ba813ac6", "rises from 0 to 2.2", 2.2, last(0, BLUE), 0.06),
+    Says("ba813ac6", "rises from 0 to 4.3", 4.3, last(1, BLUE), 0.06),
+    Says("ba813ac6", "falls from 2.5 to 1.8", 1.8, last(2, BLUE), 0.06),
+    Says("7a25f0c2", "rises to its maximum of 4", 4, at(0, ORANGE, 15), 0.1),
+    Says("7a25f0c2", "rises to 18 nats", 18, highest(1, ORANGE), 0.6),
+    Says("7a25f0c2", "ends at 16", 16, last(1, ORANGE), 0.3),
+    Says("7a25f0c2", "ends at .5", 0.5, last(2, ORANGE), 0.05),
+    Says("c578f2c5", "later falls below 1", 0.9, last(0, ORANGE), 0.1),
+    Says("c578f2c5", "jumps to 19 nats", 19, highest(1, ORANGE), 0.6),
+    Says("c578f2c5", "begins above 5", 7, first(3, ORANGE), 1),
+    Says("c578f2c5", "falls to three", 3, lowest(4, ORANGE), 0.2),
+    Says("c0d7223c", "about one millionth of a nat", 1e-6, highest(3, ORANGE), 3e-7),
+    Says("b7ecda1d", "begins at 2.6", 2.6, first(0, ORANGE), 0.05),
+    Says("b7ecda1d", "rises to 5.3", 5.3, last(0, ORANGE), 0.06),
+    Says("b7ecda1d", "rises to 7.9", 7.9, last(4, ORANGE), 0.03),
+    Says("92df55e2", "begins at 4.8", 4.8, first(1, ORANGE), 0.03),
+    Says("92df55e2", "rises to 5.3", 5.3, last(1, ORANGE), 0.06),
+    Says("92df55e2", "to 1.9", 1.9, last(0, ORANGE), 0.06),
+    Says("92df55e2", "falls to 1.3", 1.3, last(2, ORANGE), 0.06),
     # learn/evaluation
     Says("d2a87a94", "the best policy's 0.57", 0.57, first(0, INK)),
     Says("d2a87a94", "the best policy's 0.22", 0.22, first(1, INK)),
@@ -367,6 +387,11 @@ CAPTIONS = [
         Says("f0e98542", ".1, .2, .3 and .4", goal, last(0, colour))
         for goal, colour in zip((0.1, 0.2, 0.3, 0.4), (BLUE, ORANGE, GREEN, GREY))
     ),
+    # learn/your_own
+    Says("208f79fb", "rises from .16", 0.16, first(0, BLUE), 0.01),
+    Says("208f79fb", "about .6", 0.6, last(0, BLUE), 0.1),
+    Says("208f79fb", "begins at 0", 0, first(1, BLUE), 0.01),
+    Says("208f79fb", "below .13", 0.125, highest(3, BLUE), 0.005),
     # learn/exact_world
     Says("5b359350", "all between .22 and .26", 0.22, of_marks(ORANGE, min, 1), 0.015),
     Says("5b359350", "all between .22 and .26", 0.26, of_marks(ORANGE, max, 1), 0.015),
