@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ..config import precision, RLHFConfig
+from ..data.rows import TEMPLATE_COLUMNS
 from ..models.agent import Agent
 from ..models.families import vocabulary_size
 from ..models.response import response_logprobs
@@ -354,6 +355,8 @@ def rollout_metrics(
     }
     if host.environment_mask is not None:
         measured["given_tokens"] = host.environment_mask.sum() / len(host)
+    for name, counts in (host.episodes or {}).items():
+        measured[name] = sum(counts) / len(host)
     return json_numbers(measured)
 
 
@@ -602,7 +605,7 @@ def prompt_metrics(prompts: Sequence | dict, rollout: Rollout) -> Metrics:
         if text is not None and rollout.prompts:
             is_kept.append(_bare_text(text) in encoded)
     return {
-        "prompts_given": len({str(row) for row in rows}),
+        "prompts_given": len({_what_is_read(row) for row in rows}),
         "prompts_kept": sum(is_kept) / len(is_kept) if is_kept else None,
     }
 
@@ -613,6 +616,13 @@ def _prompt_text(row: object) -> str | None:
     if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict):
         prompt = prompt[-1].get("content")
     return prompt if isinstance(prompt, str) else None
+
+
+def _what_is_read(row: object) -> str:
+    "What the policy reads of a prompt: not the columns that only a reward or a game reads."
+    if not isinstance(row, Mapping):
+        return str(row)
+    return str([row.get(name) for name in ("prompt", "ids", *TEMPLATE_COLUMNS)])
 
 
 def _bare_text(text: str) -> str:

@@ -77,6 +77,7 @@ from instruct_goose.rollouts.rollout import (
     Tokens,
 )
 from instruct_goose.rollouts.sampler import (
+    begin_episodes,
     data_parallel,
     PolicySampler,
     require_rows,
@@ -353,6 +354,7 @@ class RLHFTrainer:
         generator: torch.Generator | None,  # None: the likeliest
     ) -> Rollout:
         "What the sampler writes, with its texts and the data's columns."
+        prompts, n = begin_episodes(self.sampler, prompts, n, generator)
         queries = self.encode(prompts)
         with precision(self.config, self.device):
             rollout = self.sampler(queries, n, self.config, generator)
