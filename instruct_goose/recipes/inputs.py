@@ -425,6 +425,7 @@ def try_reward(
     steps: int = 1,  # iterations of the run, which a reward may ask for
     answers: str | None = None,  # a column of right answers, which are tried too
     name: str = "--reward",  # how errors begin
+    with_environment: bool = False,  # a reward may ask for what environments paid
 ) -> list[float]:  # what the sample answers to the first two prompts got; then the right ones
     """Ask the rewards about sample answers to the first two prompts.
 
@@ -461,6 +462,8 @@ def try_reward(
         "sampled_logprobs": [[0.0] * len(ids) for ids in answer_ids],
         "tokenizer": tokenizer,
     }
+    if with_environment:
+        offered["environment_rewards"] = [[0.0] * len(ids) for ids in answer_ids]
     about = f"{name}, asked about {len(prompts)} sample answers before the run"
     try:
         with noticing_alarms() as signals, chdir("."):  # back again, wherever a reward goes
