@@ -340,6 +340,14 @@ CAPTIONS = [
     # learn/reward_model
     Says("ef2fa33f", "marked at difference 2 and loss .127", 0.127, mark(0, BLUE, 1, "y"), 0.001),
     Says("28e045fe", "to .75 where noise equals signal", 0.75, at(1, PURPLE, 1.0), 0.01),
+    Says("378b00e0", "raters choose the text in .71", 0.71, at(0, ORANGE, 0.86), 0.02),
+    Says("ffe4182b", "from about 0 to about 4", 4, last(0, GREEN), 0.2),
+    Says("ffe4182b", "stays below 2", 1.7, highest(0, ORANGE), 0.1),
+    Says("ffe4182b", "from sixteen texts on, to .8", 0.8, last(0, ORANGE), 0.06),
+    Says("52270f43", ".51, .64, .80, 1", 0.51, first(0, GREEN)),
+    Says("52270f43", "the process reward .13", 0.13, bar(1, BLUE, 0)),
+    Says("52270f43", "−.64 and 0", -0.64, bar(1, BLUE, 1)),
+    Says("52270f43", "the outcome reward −.51", -0.51, bar(1, GREY, 0)),
     # learn/trainer
     Says("5e703a37", "climbs from 0 to about 3", 3, last(0, GREY), 0.5),
     Says("5e703a37", "swings between 2.5 and 5", 5, highest(1, ORANGE), 0.3),
@@ -382,6 +390,12 @@ CAPTIONS = [
     Says("08baad86", "and a share of .98", 0.98, last(2, BLUE, 36)),
     Says("08baad86", "lies at 1.1", 1.1, mark(0, GREEN, 0, "x"), 0.02),
     Says("08baad86", "with a proxy of 1.16", 1.16, mark(0, GREEN, 0, "y")),
+    Says("6d0b0d84", "the proxy rises from 0 to 4.8", 4.8, last(0, ORANGE), 0.02),
+    Says("6d0b0d84", "rises to .71 at 1 nat", 0.71, highest(0, GREEN)),
+    Says("6d0b0d84", "falls to −.96", -0.96, last(0, GREEN)),
+    Says("6d0b0d84", "the proxy rises from 0 to 4.6", 4.56, last(1, ORANGE), 0.05),
+    Says("6d0b0d84", "rises to 1.43 at 2.5 nats", 1.43, highest(1, GREEN)),
+    Says("6d0b0d84", "falls to −.84", -0.84, last(1, GREEN)),
     # learn/probes
     *(
         Says("f0e98542", ".1, .2, .3 and .4", goal, last(0, colour))
