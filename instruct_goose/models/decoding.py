@@ -382,7 +382,6 @@ def capture_space(device: torch.device) -> CaptureSpace:
     "Make the capture space of a GPU, once."
     return CaptureSpace(device)
 
-
 # %% ../../nbs/reference/models/decoding.ipynb #645cc8a9
 class GraphSteps:
     """A static step as one CUDA graph, whose kernels are launched together.
@@ -436,7 +435,6 @@ class GraphSteps:
         self.step.keep(order)
         self.graph = None
         self.is_warm = False
-
 
 # %% ../../nbs/reference/models/decoding.ipynb #dec0de18
 ACTIVATIONS: dict[str, RowFunction] = {

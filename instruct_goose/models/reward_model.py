@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..core.processes import counted
 from .adapters import has_adapters, merge_adapters
 from instruct_goose.models.families import (
     check_causal,
@@ -245,6 +246,7 @@ class RewardModel(nn.Module):
         tools: Sequence | None = None,  # columns of the data that its chat template takes
         documents: Sequence | None = None,  # likewise
         chat_template_kwargs: Sequence | None = None,  # its other arguments, one mapping per row
+        desc: str | None = None,  # of a progress bar; None: no bar
     ) -> list[float]:  # one per text, in order
         """Score texts, or prompts with responses, without dropout or gradient.
 
@@ -271,7 +273,7 @@ class RewardModel(nn.Module):
             else:
                 heads = prompt_texts(prompts, prompt_ids, tokenizer)
                 rows = rendered_answers(self.tokenizer, rows, prompts, heads)
-        return score_in_batches(self.model, self.tokenizer, self, rows, batch_size, "text")
+        return score_in_batches(self.model, self.tokenizer, self, rows, batch_size, "text", desc)
 
     def _writes_chats_as(self, tokenizer: PreTrainedTokenizerBase | None) -> bool:
         "Whether another tokenizer has the same chat template."
@@ -353,6 +355,7 @@ def score_in_batches(
     texts: Sequence[str | Sequence[int]],  # or rows of token ids
     batch_size: int,
     name: str,  # what the error calls a text
+    desc: str | None = None,  # of a progress bar; None: no bar
 ) -> list[float]:  # one per text, in order
     """Score texts without dropout or gradient; texts of like length go together.
 
@@ -374,7 +377,7 @@ def score_in_batches(
     filling = readable_pad_id(tokenizer, vocabulary)
     scores = [0.0] * len(rows)
     with eval_mode(model), torch.no_grad():
-        for start in range(0, len(order), batch_size):
+        for start in counted(range(0, len(order), batch_size), desc):
             batch = order[start : start + batch_size]
             ids, mask = pad([rows[i] for i in batch], filling)
             batch_scores = score(ids.to(model.device), mask.to(model.device)).tolist()

@@ -521,6 +521,10 @@ class OwnRun(Settings):
 
     NOT_TAKEN: ClassVar[Mapping[str, str]] = {}  # settings that a stage refuses, each with its why
 
+    def bar_name(self, name: str) -> str | None:
+        "The name of a progress bar; None where the settings show none."
+        return name if self.progress else None
+
     @classmethod
     def read(
         cls: type[C],

@@ -4,22 +4,22 @@
 
 # %% auto #0
 __all__ = ['ONE_ANSWER', 'ANSWERS_OF_PAIRS', 'SFT', 'REWARD_MODEL', 'DPO', 'KTO', 'TrainConfig', 'RunInputs', 'inspect_inputs',
-           'own_trainer', 'train_on', 'trainer_of', 'show_results', 'learnt_ends', 'ends_of_rows', 'learn_demos',
-           'plan', 'memory_of_run', 'plan_text', 'run_train', 'Supervised', 'SFTConfig', 'RewardModelConfig',
-           'DPOConfig', 'KTOConfig', 'StageRows', 'StageInputs', 'RowSource', 'SupervisedStage', 'inspect_stage',
-           'load_stage', 'run_supervised', 'fit_options', 'stage_plan', 'split_held_out', 'read_answers',
-           'read_labelled_answers', 'read_pairs', 'read_pairs_with_margins', 'no_more_checks', 'check_labels',
-           'no_partner', 'copy_as_reference', 'learn_demonstrations', 'run_sft', 'learn_scores', 'run_reward_model',
-           'save_learnt', 'learn_preferences', 'run_dpo', 'learn_labels', 'run_kto', 'log_ratios']
+           'demo_columns', 'own_trainer', 'train_on', 'trainer_of', 'show_results', 'learnt_ends', 'ends_of_rows',
+           'learn_demos', 'plan', 'memory_of_run', 'plan_text', 'run_train', 'Supervised', 'SFTConfig',
+           'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'StageRows', 'StageInputs', 'RowSource', 'SupervisedStage',
+           'inspect_stage', 'load_stage', 'run_supervised', 'fit_options', 'stage_plan', 'split_held_out',
+           'read_answers', 'read_labelled_answers', 'read_pairs', 'read_pairs_with_margins', 'no_more_checks',
+           'check_labels', 'no_partner', 'copy_as_reference', 'learn_demonstrations', 'run_sft', 'learn_scores',
+           'run_reward_model', 'save_learnt', 'learn_preferences', 'run_dpo', 'learn_labels', 'run_kto', 'log_ratios']
 
 # %% ../../nbs/reference/recipes/own_model.ipynb #761bee08
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from math import floor
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, cast, ClassVar, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,7 +41,12 @@ from instruct_goose.core.files import (
     whole_directory,
     write_atomically,
 )
-from ..core.processes import find_device, on_main, require_one_process
+from instruct_goose.core.processes import (
+    counted,
+    find_device,
+    on_main,
+    require_one_process,
+)
 from ..core.random import stage_seed
 from ..data.bad_rows import RowPolicy, RowReport
 from ..data.load import Source
@@ -65,6 +70,7 @@ from instruct_goose.recipes.inputs import (
     named_object,
     own_model,
     own_tokenizer,
+    own_rows,
     OwnRun,
     PlugIns,
     read_demos,
@@ -141,7 +147,7 @@ class TrainConfig(PlugIns, RLHFConfig, OwnRun):
     gradient_checkpointing: bool = False  # less memory, one more forward in each backward
     trial: bool = True  # ask the reward about sample answers first, with --dry-run too
     recheck_every: Count | None = 10  # iterations between asking the reward again; none: never
-    sft: Path | None = None  # demonstrations to learn from first
+    sft: Path | None = None  # demonstrations to learn from first; named columns count here too
     sft_steps: Count = 100  # updates of that stage
     sft_batch_size: Count = 8  # texts per update
     sft_lr: Positive = 1e-5  # its learning rate
@@ -207,9 +213,9 @@ def inspect_inputs(
     demos = []
     if config.sft:
         reports["sft"] = RowReport()
-        demos = read_demos(
-            config.sft, tokenizer, arguments=arguments, policy=demo_policy, report=reports["sft"]
-        )
+        named = demo_columns(config)
+        report = reports["sft"]
+        demos = read_demos(config.sft, tokenizer, named, False, arguments, demo_policy, report)
     ids = encode_rows(rows + (held_out or []), Tokens(tokenizer, [], 0))
     lengths = [min(len(row), limit) for row in ids]
     weights = config.reward_weights
@@ -236,6 +242,22 @@ def inspect_inputs(
         demo_policy,
         reports,
     )
+
+
+def demo_columns(config: TrainConfig) -> dict[str, str | None]:
+    """The columns that are named for the prompts, as far as the demonstrations have them.
+
+    Their file may be of another form: a column that its first row lacks is not asked for.
+    """
+    named = {
+        "prompt": config.prompt_column,
+        "messages": config.messages_column,
+        "completion": config.answer_column,
+    }
+    for _, row in own_rows(cast(Path, config.sft)):
+        if isinstance(row, Mapping):
+            return {ours: theirs for ours, theirs in named.items() if theirs in row}
+    return {}
 
 
 def own_trainer(place: str | None) -> Callable[..., RLHFTrainer]:
@@ -772,17 +794,19 @@ def learn_demonstrations(
     model = inputs.model
     data = inputs.data
 
-    def held_out_nats() -> float:
-        return lm_nats(model, data.tokenizer, data.held_out, long_rows=config.long_rows)
+    def held_out_nats(when: str) -> float:
+        bar = config.bar_name(f"held-out rows, {when}")
+        rows = data.held_out
+        return lm_nats(model, data.tokenizer, rows, long_rows=config.long_rows, desc=bar)
 
     figures = {}
     if data.held_out:
-        figures["nats_before"] = held_out_nats()
+        figures["nats_before"] = held_out_nats("before")
     log = train_lm(model, data.tokenizer, data.rows, **inputs.options)
     ends = learnt_ends(model, data.tokenizer, data.rows, "completion")
     save_model(model.eval(), data.tokenizer, out / "sft", ends)
     if data.held_out:
-        figures["nats_after"] = held_out_nats()
+        figures["nats_after"] = held_out_nats("after")
     return log, figures
 
 
@@ -816,7 +840,9 @@ def learn_scores(
         reward_model.save_pretrained(beside)
     if not data.held_out:
         return log, {}
-    return log, {"pair_accuracy": pair_accuracy(reward_model, data.held_out, config.long_rows)}
+    bar = config.bar_name("held-out pairs")
+    accuracy = pair_accuracy(reward_model, data.held_out, config.long_rows, bar)
+    return log, {"pair_accuracy": accuracy}
 
 
 REWARD_MODEL = SupervisedStage(
@@ -863,7 +889,8 @@ def learn_preferences(
     if not data.held_out:
         return log, {}
     pairs = pair_rows(data.held_out, data.tokenizer)
-    ratios = log_ratios(inputs, [list(pair) for pair in pairs], config.long_rows)
+    bar = config.bar_name("held-out pairs")
+    ratios = log_ratios(inputs, [list(pair) for pair in pairs], config.long_rows, bar)
     right = sum(chosen > rejected for chosen, rejected in ratios)
     return log, {"pair_accuracy": right / len(ratios)}
 
@@ -911,7 +938,8 @@ def learn_labels(
         data.tokenizer,
         [template_columns(row) for row in data.held_out],
     )
-    ratios = log_ratios(inputs, [[answer] for answer in answers], config.long_rows)
+    bar = config.bar_name("held-out answers")
+    ratios = log_ratios(inputs, [[answer] for answer in answers], config.long_rows, bar)
     signed = []
     for row, (moved,) in zip(data.held_out, ratios, strict=True):
         signed.append(moved if row["label"] else -moved)
@@ -937,12 +965,13 @@ def log_ratios(
     inputs: StageInputs,
     rows: Sequence[Sequence[PromptAndResponse]],  # held out: one answer a row, or two
     long_rows: LongRows,
+    desc: str | None,  # of a progress bar; None: no bar
 ) -> list[list[float]]:  # nats, of each answer
     "log π(answer) − log π_ref(answer) of each answer, against the model as it was."
     pad_id = padding_id(inputs.tokenizer, inputs.model)
     fitted = fit_to_context(rows, inputs.model, inputs.tokenizer, long_rows, "held-out row")
     ratios = []
-    for row in fitted.values():
+    for row in counted(list(fitted.values()), desc):
         policy = row_logprobs(inputs.model, row, pad_id)
         ratios.append((policy - row_logprobs(inputs.partner, row, pad_id)).tolist())
     return ratios

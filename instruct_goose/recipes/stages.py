@@ -61,6 +61,10 @@ class RecipeSettings(PlugIns, RLHFConfig):
         yield from super().conflicts()
         yield from saving_conflicts(self)
 
+    def bar_name(self, name: str) -> str | None:
+        "The name of a progress bar; None where the settings show none."
+        return name if self.progress else None
+
     def job(
         self, prompts: Sequence, reward_fn: Rewards, held_out: Sequence | None = None
     ) -> TrainingJob:
@@ -137,6 +141,7 @@ def text_figures(
     tokenizer: PreTrainedTokenizerBase,
     reward_model: RewardModel,
     measure: Measure,
+    desc: str | None = None,  # of a progress bar; None: no bar
 ) -> Figures:
     """Average what is known of each text of a rollout.
 
@@ -146,7 +151,7 @@ def text_figures(
     texts = rollout.texts or []
     ended = finished(rollout, cast(int, tokenizer.eos_token_id)).tolist()
     columns = {
-        "reward_model_score": reward_model.score(texts),
+        "reward_model_score": reward_model.score(texts, desc=desc),
         **measure(texts, ended),
         "response_length": rollout.mask.sum(-1).tolist(),
         "ended": ended,
@@ -173,12 +178,19 @@ def evaluate(
     there is kl_to_reference, in nats per response.
     """
     rollout = generate(
-        model, tokenizer, prompts, config.max_new_tokens, seed=stage_seed(config.seed, "evaluation")
+        model,
+        tokenizer,
+        prompts,
+        config.max_new_tokens,
+        seed=stage_seed(config.seed, "evaluation"),
+        desc=config.bar_name("held-out texts"),
     )
     kl = 0.0
     if model is not reference:
-        kl = kl_to_reference(model, reference, rollout).mean().item()
-    figures = text_figures(rollout, tokenizer, reward_model, measure)
+        kls = kl_to_reference(model, reference, rollout, desc=config.bar_name("their KL"))
+        kl = kls.mean().item()
+    scores_bar = config.bar_name("their scores")
+    figures = text_figures(rollout, tokenizer, reward_model, measure, scores_bar)
     return rollout, figures | {"kl_to_reference": kl}
 
 # %% ../../nbs/reference/recipes/stages.ipynb #d074c6e0
@@ -204,8 +216,10 @@ def make_baselines(
         [prompt for prompt in prompts for _ in range(n)],
         config.max_new_tokens,
         seed=stage_seed(config.seed, "best of n"),
+        desc=config.bar_name(f"best of {n}"),
     )
-    best, _ = best_of_n(rollout, reward_model.score(require_texts(rollout)), n)
+    scores = reward_model.score(require_texts(rollout), desc=config.bar_name("their scores"))
+    best, _ = best_of_n(rollout, scores, n)
     baselines = {f"best_of_{n}": text_figures(best, tokenizer, reward_model, measure)}
     ended = best[finished(best, cast(int, tokenizer.eos_token_id))]
     if len(ended):

@@ -7,6 +7,7 @@ __all__ = ['train_reward_model', 'fitting_pairs', 'scores_of', 'pair_accuracy']
 
 # %% ../../nbs/guides/reward_model_training.ipynb #a65cdc3a
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,6 +91,7 @@ def pair_accuracy(
     judge: RewardModel | Callable[[list[str]], Sequence[float] | Tensor],  # or any score of texts
     pairs: Sequence[dict | tuple],  # held out, as `train_reward_model` takes them
     long_rows: LongRows = "refuse",  # pairs beyond a reward model's context, as there
+    desc: str | None = None,  # of a reward model's progress bar; None: no bar
 ) -> float:  # between 0 and 1; ties count one half
     """Count how often the chosen side of a held-out pair scores higher.
 
@@ -102,7 +104,7 @@ def pair_accuracy(
         raise ValueError("no pairs to judge by")
     both_sides: list[dict[str, Any]]
     if isinstance(judge, RewardModel):
-        score: Callable = judge.score
+        score: Callable = partial(judge.score, desc=desc)
         both_sides = fitting_pairs(judge, pairs, long_rows).rows
     else:
         score = judge

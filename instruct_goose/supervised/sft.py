@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.checks import LongRows
+from ..core.processes import counted
 from ..models.families import eval_mode, plain_head, trunk, vocabulary_size
 from ..models.rendering import prompt_and_answer, Renderer, template_columns
 from ..models.response import forward_pass
@@ -160,6 +161,7 @@ def lm_nats(
     batch_size: int = 128,
     prompts: Sequence[str] | None = None,  # what each begins with, and is not counted
     long_rows: LongRows = "refuse",  # as for `train_lm`
+    desc: str | None = None,  # of a progress bar; None: no bar
 ) -> float:  # nats per token, the end-of-text token among them
     """Compute −mean log π(xₜ | x₀…xₜ₋₁) over held-out texts.
 
@@ -171,7 +173,7 @@ def lm_nats(
     total = 0.0
     tokens = 0
     with eval_mode(model):
-        for start in range(0, len(rows), batch_size):
+        for start in counted(range(0, len(rows), batch_size), desc):
             some = slice(start, start + batch_size)
             learnt = sum(len(row) for row in rows[some]) - sum(prompt_lengths[some])
             total += batch_loss(model, rows[some], prompt_lengths[some], pad_id).item() * learnt
