@@ -398,6 +398,8 @@ class GraphSteps:
         self.is_warm = True  # `start_decoding` has made a step with this number of rows
         self.cannot_capture = False
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.token = torch.empty(0, dtype=torch.long)  # once there is a graph, what it reads
+        self.logits = torch.empty(0)  # and writes
 
     def capture(self, token: Tensor) -> torch.cuda.CUDAGraph:
         """Record a step of these tokens; `self.token` and `self.logits` are its ends.

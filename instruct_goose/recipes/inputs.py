@@ -560,7 +560,7 @@ class OwnRun(Settings):
         "Yield settings that cannot be combined, with what each must be."
         for name, why in self.NOT_TAKEN.items():
             default = getattr(type(self), name)
-            if getattr(self, name) != default:
+            if vars(self)[name] != default:
                 yield name, f"{default}: {why}"
         yield from saving_conflicts(self)
         if (self.data is None) == (self.dataset is None):

@@ -94,7 +94,6 @@ from instruct_goose.recipes.training import (
     fingerprint_of_prompts,
     own_loss,
     train_and_report,
-    TrainingJob,
 )
 from ..rollouts.evaluation import plot_metrics
 from ..rollouts.prompts import encode_rows, model_eos_ids, room_for_prompts
@@ -105,6 +104,7 @@ from instruct_goose.runs.directory import (
     in_run_directory,
     input_digests,
     settings_of,
+    TrainingJob,
     truncate_log,
 )
 from ..runs.resume import CheckpointManager

@@ -36,7 +36,6 @@ from instruct_goose.rollouts.rollout import (
     finished,
     concat,
     PromptBatch,
-    require_column,
     Rollout,
     Tokens,
 )
@@ -370,8 +369,11 @@ def require_same_forward(
     would be shown with texts that its probabilities do not say.
     """
     some = rollout[torch.arange(0, len(rollout), math.ceil(len(rollout) / rows))]
-    require_column(some, "sampled_logprobs", "they are the sampler's own")
-    sampled = torch.as_tensor(some.sampled_logprobs)
+    sampled = some.sampled_logprobs
+    if sampled is None:
+        raise ValueError(
+            "this rollout has no sampled_logprobs: sample(…, with_logprobs=True) first"
+        )
     read = response_logprobs(
         model,
         some.query_ids,

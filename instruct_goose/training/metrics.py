@@ -39,7 +39,7 @@ from instruct_goose.objective.masks import (
     masked_sum,
     masked_var,
 )
-from ..objective.policy_loss import held_shares, policy_loss, probability_ratio
+from ..objective.policy_loss import clipped_shares, policy_loss, probability_ratio
 from ..objective.value_loss import explained_variance
 from instruct_goose.rollouts.rollout import (
     finished,
@@ -441,7 +441,7 @@ def ratio_metrics(
     """
     mask = batch.mask
     ratio = probability_ratio(logprobs, batch.old_logprobs, mask, level=config.ratio_level)
-    measured = held_shares(
+    measured = clipped_shares(
         config.surrogate,
         ratio,
         batch.advantages,
