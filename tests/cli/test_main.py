@@ -234,19 +234,38 @@ HEALTHY = [
 ]
 
 
-@pytest.mark.parametrize("deviation, says", [(0.9, "0.9"), (1e-6, "Nothing looks wrong")])
-def test_doctor_names_what_looks_wrong_and_exits_0(tmp_path, capsys, deviation, says):
+def doctor_status(*words):
+    "The exit status of the doctor; 0 where it ends as a function."
+    try:
+        main(["doctor", *map(str, words)])
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+@pytest.mark.parametrize(
+    "changes, says, status, strict",
+    [
+        ({"max_sampler_deviation": 0.9}, "0.9", 3, 3),
+        ({"prompts_ended": 0.5}, "prompts that end", 0, 3),
+        ({}, "Nothing looks wrong", 0, 0),
+    ],
+)
+def test_doctor_names_what_looks_wrong_and_its_exit_status_says_so(
+    tmp_path, capsys, changes, says, status, strict
+):
     (tmp_path / "metrics.jsonl").write_text(
-        "".join(json.dumps(m | {"max_sampler_deviation": deviation}) + "\n" for m in HEALTHY)
+        "".join(json.dumps(m | changes) + "\n" for m in HEALTHY)
     )
-    main(["doctor", str(tmp_path)])
+    assert doctor_status(tmp_path) == status
     shown = capsys.readouterr()
     assert says in shown.out and "no config.json" in shown.out and not shown.err
-    main(["doctor", str(tmp_path), "--json"])
+    assert doctor_status(tmp_path, "--json") == status
     findings = json.loads(capsys.readouterr().out)
-    assert bool(findings) == (deviation > 0.1) and all(
+    assert bool(findings) == bool(changes) and all(
         {"name", "severity", "what", "evidence", "lesson", "cure"} <= f.keys() for f in findings
     )
+    assert doctor_status(tmp_path, "--strict") == strict
 
 
 @pytest.mark.parametrize(
