@@ -382,6 +382,7 @@ class DoctorConfig(Settings):
 
     run_dir: Positional[Path]  # a run directory: it holds metrics.jsonl
     json: bool = False  # print a list of findings for a program to read
+    strict: bool = False  # end with status 3 for warnings, too
 
 # %% ../../nbs/reference/cli/commands.ipynb #a1792450
 FOUND = 3  # the exit status of a doctor who has found an error

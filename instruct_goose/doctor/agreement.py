@@ -125,7 +125,10 @@ def policy_stands_still(run: Run) -> str | None:
     a learning rate below 10⁻⁸, whose steps are rounded away.
     """
     rows = run.rows("grad_norm", "weights_moved")
-    lr = min(run.setting("lr") if run.setting("lr") is not None else 1.0, max(run["lr"], default=1))
+    lr = max(run["lr"], default=1.0)
+    setting = run.setting("lr")
+    if setting is not None:
+        lr = min(lr, setting)
     if len(rows) < 2 or lr < 1e-8 or max(norm for norm, _ in rows) < 1e-6:
         return None
     most = max(moved for _, moved in rows)
