@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..config import RLHFConfig
 from ..models.agent import Evaluation
+from ..models.tokens import compact
 from ..core.checks import shorten
 from ..core.files import printable
 from ..objective.kl import log_ratio
@@ -119,21 +120,29 @@ def negative_gradients(loss: LossFn, new: Evaluation, experience: Experience) ->
 
 # %% ../../nbs/guides/microscope.ipynb #13355c2c
 def recorded_rows(experience: Experience, rows: int) -> Tensor:  # indices, in order
-    """Choose responses that are evenly spaced over the batch, in pairs to one prompt.
+    """Choose responses spread over the batch, in pairs to one prompt where a prompt has several.
 
-    Of two that follow each other the second is replaced by another response to the first one's
-    prompt, if there is one: two responses to one prompt begin in the same state.
+    Two responses to one prompt begin in the same state, which lets them be compared. Different
+    pairs have different prompts, where there are such.
     """
-    chosen = torch.arange(0, len(experience), math.ceil(len(experience) / rows)).tolist()
+    count = len(experience)
+    spaced = list(range(0, count, math.ceil(count / rows)))
     host = experience.on_host
-    for k in range(1, len(chosen), 2):
-        first = chosen[k - 1]
-        same_ids = (host.query_ids == host.query_ids[first]) | ~host.query_mask
-        same_mask = (host.query_mask == host.query_mask[first]).all(-1)
-        alike = (same_ids.all(-1) & same_mask).nonzero()[:, 0].tolist()
-        others = [row for row in alike if row not in chosen]
-        if others and chosen[k] not in alike:
-            chosen[k] = others[0]
+    ids, mask = compact(host.query_ids, host.query_mask, side="right")
+    _, prompts = torch.cat([ids * mask, mask], 1).unique(dim=0, return_inverse=True)
+    prompt_of = prompts.tolist()
+    chosen: list[int] = []
+    for k in range(0, len(spaced), 2):
+        behind = [*range(spaced[k], count), *range(spaced[k])]  # all rows, from this one on
+        taken = {prompt_of[row] for row in chosen}
+        free = [row for row in behind if row not in chosen]
+        fresh = [row for row in free if prompt_of[row] not in taken]
+        first = (fresh or free)[0]
+        chosen.append(first)
+        if k + 1 < len(spaced):
+            free = [row for row in free if row != first]
+            alike = [row for row in free if prompt_of[row] == prompt_of[first]]
+            chosen.append((alike or [row for row in free if row == spaced[k + 1]] or free)[0])
     return torch.tensor(sorted(chosen))
 
 # %% ../../nbs/guides/microscope.ipynb #c75f9b05
