@@ -6,7 +6,8 @@
 __all__ = ['Loaded', 'Conversation', 'FOUND', 'Writing', 'SampleConfig', 'load_models', 'padding_tokenizer', 'model_before',
            'run_sample', 'responses_of', 'run_settings', 'template_arguments', 'stops_of', 'check_words', 'ChatConfig',
            'run_chat', 'new_conversations', 'next_line', 'PrintableStreamer', 'stream_answer', 'MergeConfig',
-           'run_merge', 'ProbeConfig', 'run_ladder', 'DoctorConfig', 'run_doctor', 'ExercisesConfig', 'run_exercises']
+           'run_merge', 'ProbeConfig', 'run_ladder', 'settings_to_probe', 'DoctorConfig', 'run_doctor',
+           'ExercisesConfig', 'run_exercises']
 
 # %% ../../nbs/reference/cli/commands.ipynb #d2de016d
 import json
@@ -24,9 +25,10 @@ from .. import exercises
 from ..core.checks import Count, json_object, Positive, Seed, Settings, Threads
 from ..core.files import printable, read_json, text_table
 from ..core.random import torch_threads
+from ..config import RLHFConfig
 from ..doctor.diagnosis import diagnose, OF_THE_BUILT_IN_LOSS, report
-from ..doctor.report import read_run
-from ..doctor.rules import Finding
+from ..doctor.report import read_run, RunRecord
+from ..doctor.rules import Finding, trainer_config
 from instruct_goose.models.loading import (
     base_model_of,
     find_model,
@@ -42,7 +44,7 @@ from ..rollouts.prompts import max_prompt_length, model_eos_ids
 from ..rollouts.rewards import completion_texts
 from ..rollouts.rollout import decode, Rollout
 from ..rollouts.sampler import require_same_forward, StopStrings
-from ..tasks.probes import HEADER, ProbeResult, run_probes
+from ..tasks.probes import EXCLUDED, HEADER, ProbeResult, run_probes
 
 # %% ../../nbs/reference/cli/commands.ipynb #e2f83e03
 @dataclass(kw_only=True)
@@ -346,7 +348,8 @@ def run_merge(config: MergeConfig) -> None:
 class ProbeConfig(Settings):
     "Try a trainer on seven tiny tasks whose answers are known."
 
-    names: Positional[tuple[str, ...]] = ()  # such as value_head or kl; none: the ladder
+    names: Positional[tuple[str, ...]] = ()
+    "such as value_head or kl; none: the ladder. A run's directory: in its settings"
     trainer: str | None = None  # your own, as FILE.py:Class or module:Class; None: RLHFTrainer
     seed: Seed = 0  # of sampling
 
@@ -354,26 +357,54 @@ class ProbeConfig(Settings):
 def run_ladder(config: ProbeConfig) -> list[ProbeResult]:
     """Run the probes and print what came of each.
 
-    Exits with 1 if one failed or none could be run. Raises as `named_object` and `run_probes`.
+    A directory among the names is a run, whose settings and trainer are taken. Exits with 1 if a
+    probe failed or none could be run. Raises as `named_object` and `run_probes`.
     """
-    make_trainer = None
-    if config.trainer:
-        make_trainer = named_object(config.trainer, "--trainer")
+    runs = [name for name in config.names if Path(name).is_dir()]
+    names = [name for name in config.names if name not in runs]
+    if len(runs) > 1:
+        raise ValueError(f"{len(runs)} run directories: probe one at a time")
+    own = None
+    trainer = config.trainer
+    if runs:
+        record = read_run(runs[0])
+        own = asdict(settings_to_probe(record, runs[0]))
+        trainer = trainer or record.config.get("trainer")
+    make_trainer = named_object(trainer, "--trainer") if trainer else None
     print(HEADER)
     results = run_probes(
         make_trainer,
-        config.names or None,
+        names or None,
+        own=own,
         seed=config.seed,
         on_result=lambda result: print(result, flush=True),
     )
     passed = [result.name for result in results if result.passed is True]
     failed = [result.name for result in results if result.passed is False]
+    skipped = len(results) - len(passed) - len(failed)
     seconds = sum(result.seconds for result in results)
     hint = f"; begin with {failed[0]}" if failed else ""
-    print(f"\n{len(passed)} of {len(results)} passed in {seconds:.0f} s{hint}")
+    left_out = f", {skipped} skipped," if skipped else ""
+    print(f"\n{len(passed)} of {len(results)} passed{left_out} in {seconds:.0f} s{hint}")
+    if failed and passed:
+        print("What passed excludes: " + "; ".join(EXCLUDED[name] for name in passed))
     if failed or not passed:
         sys.exit(1)
     return results
+
+
+def settings_to_probe(record: RunRecord, place: str) -> RLHFConfig:
+    """Read the settings of a run, as those of RLHFConfig.
+
+    Raises ValueError where config.json does not hold them.
+    """
+    config = trainer_config(record.config)
+    if config is None:
+        raise ValueError(
+            f"{place}/config.json does not hold the settings of a trainer: probe a run of train, "
+            "or without a directory"
+        )
+    return config
 
 # %% ../../nbs/reference/cli/commands.ipynb #3fb9d0f6
 @dataclass

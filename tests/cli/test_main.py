@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from deep import first
 
 from instruct_goose.cli.commands import PrintableStreamer, SampleConfig
 from instruct_goose.cli.main import COMMANDS, as_flags, flag_table, flags, in_a_shell, main
+from instruct_goose.config import RLHFConfig
 from instruct_goose.core.processes import ProgressBar
 from instruct_goose.data.shapes import SHAPES
 from instruct_goose.objective.group import PRESETS
@@ -232,6 +234,18 @@ HEALTHY = [
     }
     for i in range(6)
 ]
+
+
+def test_probe_takes_the_settings_of_a_run(tmp_path, capsys):
+    config = asdict(RLHFConfig.preset("grpo", batch_size=16))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"iteration": 0, "reward_mean": 1.0}) + "\n")
+    main(["probe", str(tmp_path), "advantage_sign", "credit"])
+    shown = capsys.readouterr().out
+    assert "1 of 2 passed, 1 skipped," in shown and "there are no values" in shown
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(SystemExit, match="does not hold the settings of a trainer"):
+        main(["probe", str(tmp_path), "credit"])
 
 
 def doctor_status(*words):
