@@ -7,8 +7,8 @@ __all__ = ['Metrics', 'WATCHED', 'BARS', 'UNLOGGED_PARTS', 'MAX_TABLE_SIZE', 'MA
            'text_metrics', 'estimate_discounts', 'advantage_metrics', 'prompt_nll', 'gradient_slopes',
            'expected_negative_gradients', 'json_number', 'json_numbers', 'History', 'sparkline', 'rollout_metrics',
            'score_metrics', 'sampler_metrics', 'ratio_metrics', 'step_metrics', 'check_first_step', 'held_out_logged',
-           'update_metrics', 'timing', 'trainer_metrics', 'prompt_metrics', 'sample_weights', 'weight_changes',
-           'PolicyChange', 'progress_line']
+           'update_metrics', 'timing', 'trainer_metrics', 'moment_norm', 'prompt_metrics', 'sample_weights',
+           'weight_changes', 'PolicyChange', 'progress_line']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
@@ -118,8 +118,8 @@ def estimate_discounts(
     """Estimate γ and λ from the returns that were made with them.
 
     R̂ₜ − rₜ = γ(1 − λ)·Vₜ₊₁ + γλ·R̂ₜ₊₁, solved by least squares over all pairs of neighbouring
-    tokens. Both are NaN where that is undetermined: values that are 0, or returns that are the
-    values.
+    tokens. Both are NaN where that is undetermined: values that are 0, returns that are the
+    values, or float32's rounding of large returns, which could move γ by more than 0.001.
     """
     is_pair = mask[:, 1:] & mask[:, :-1]
     next_value = values[:, 1:][is_pair].double()
@@ -129,14 +129,20 @@ def estimate_discounts(
     vv = next_value @ next_value
     vr = next_value @ next_return
     rr = next_return @ next_return
-    vt = next_value @ target
-    rt = next_return @ target
     determinant = vv * rr - vr * vr
     determinant = determinant.where(determinant > 1e-6 * vv * rr, torch.nan)
-    x = (rr * vt - vr * rt) / determinant  # γ(1 − λ)
-    y = (vv * rt - vr * vt) / determinant  # γλ
-    gamma = x + y
-    return gamma, y / gamma
+    of_value = (rr * next_value - vr * next_return) / determinant  # x = of_value · target
+    of_return = (vv * next_return - vr * next_value) / determinant  # y = of_return · target
+    x = of_value @ target  # γ(1 − λ)
+    y = of_return @ target  # γλ
+    gamma = (x + y).where(determinant.isfinite(), torch.nan)  # no pair: an empty sum
+
+    size = rewards.abs() + values.abs() + returns.abs()
+    rounding = 4 * torch.finfo(torch.float32).eps * size[:, :-1][is_pair].double()
+    gamma_error = (of_value + of_return).abs() @ rounding
+    gamma = gamma.where(gamma_error < 1e-3, torch.nan)
+    lam = (y / gamma).where(of_return.abs() @ rounding < 1e-3 * gamma.abs(), torch.nan)
+    return gamma, lam
 
 # %% ../../nbs/reference/training/metrics.ipynb #ff6e6bc7
 def advantage_metrics(experience: Experience, config: RLHFConfig) -> dict[str, Tensor]:
@@ -574,8 +580,8 @@ def trainer_metrics(
 ) -> Metrics:
     """Log what the doctor asks of models and optimizer, beside rollout and update.
 
-    The learning rate, ε of the policy's precision, Adam's count of steps, a mean that changes with
-    the reference, and `prompt_nll`.
+    The learning rate, ε of the policy's precision, Adam's count of steps and the norm of its first
+    moment, a mean that changes with the reference, and `prompt_nll`.
     """
     steps = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
     reference_weight = None
@@ -586,9 +592,26 @@ def trainer_metrics(
         "lr": optimizer.param_groups[0]["lr"],
         "rounding": rounding(agent.model, config),
         "optimizer_age": steps[0] if steps else None,  # Adam's count of its steps
+        "moment_norm": json_number(moment_norm(agent, optimizer)),
         "reference_weight": reference_weight,  # another one: another reference
         "prompt_nll": json_number(prompt_nll(ref_model or agent.model, experience)),
     }
+
+
+def moment_norm(agent: Agent, optimizer: Optimizer) -> Tensor | None:
+    """Compute the norm of Adam's first moment of the policy, an average of clipped gradients.
+
+    It is at most max_grad_norm. None for another optimizer, and where weights are shards.
+    """
+    norms = []
+    for parameter in agent.policy_parameters():
+        moment = optimizer.state.get(parameter, {}).get("exp_avg")
+        if moment is None:
+            continue
+        if hasattr(moment, "full_tensor"):
+            return None
+        norms.append(torch.linalg.vector_norm(moment.float()))
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
 # %% ../../nbs/reference/training/metrics.ipynb #48110085
 def prompt_metrics(prompts: Sequence | dict, rollout: Rollout) -> Metrics:
@@ -660,7 +683,7 @@ def weight_changes(
     has_gradient = [gradient != 0 for gradient in sample_weights(gradients)]
     moved = [(step != 0) & pulled for step, pulled in zip(steps, has_gradient, strict=True)]
 
-    tensor_has_gradient = torch.stack([pulled.any() for pulled in has_gradient])
+    sampled_gradient = torch.stack([pulled.any() for pulled in has_gradient])
     tensor_moved = torch.stack([x.any() for x in moved])
     step = torch.cat(steps)
     return {
@@ -668,8 +691,8 @@ def weight_changes(
         "update_ratio": step.norm() / torch.cat(list(before)).norm(),
         "weights_moved": torch.cat(moved).sum() / torch.cat(has_gradient).sum(),
         "weight_step": step.square().mean().sqrt(),
-        "tensors_without_gradient": (~tensor_has_gradient).float().mean(),
-        "tensors_still": (tensor_has_gradient & ~tensor_moved).float().mean(),
+        "tensors_without_gradient": (torch.stack(norms) == 0).float().mean(),
+        "tensors_still": (sampled_gradient & ~tensor_moved).float().mean(),
     }
 
 # %% ../../nbs/reference/training/metrics.ipynb #bb349912
