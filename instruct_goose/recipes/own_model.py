@@ -62,6 +62,7 @@ from instruct_goose.models.loading import (
 from ..models.rendering import Renderer, template_columns
 from ..models.reward_model import RewardModel
 from ..models.tokens import token_limit
+from ..objective.logprobs_in_pieces import tile_bytes
 from instruct_goose.recipes.inputs import (
     as_yaml,
     load_reward,
@@ -429,6 +430,7 @@ def memory_of_run(config: TrainConfig, inputs: RunInputs) -> str:  # a table
         value_copy=config.value_model == "copy" and config.advantage == "gae",
         four_bits=config.four_bits,
         checkpointing=config.gradient_checkpointing,
+        tile=tile_bytes(find_device(config.device)),
     )
     return memory_table(memory)
 

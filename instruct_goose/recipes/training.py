@@ -34,6 +34,7 @@ from instruct_goose.rollouts.prompts import (
 from ..models.rendering import is_conversation
 from .inputs import try_reward
 from ..rollouts.rewards import completion_texts, Rewards, same_random_numbers
+from ..rollouts.sampler import EpisodeSampler, sampler_of_this_process
 from instruct_goose.runs.directory import (
     finished_run,
     in_run_directory,
@@ -153,6 +154,7 @@ def try_before_training(
             config.reward_timeout,
             config.steps,
             name="reward_fn",
+            with_environment=isinstance(sampler_of_this_process(trainer.sampler), EpisodeSampler),
         )
 
 

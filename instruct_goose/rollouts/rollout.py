@@ -51,6 +51,8 @@ class Rollout:
     scores: Float[Tensor, "batch"] | None = None  # R(q, r)
     score_parts: dict[str, Tensor] | None = None  # of several rewards, by name; NaN: not asked
     token_scores: Float[Tensor, "batch time"] | None = None  # parts of the score with a place
+    environment_rewards: Float[Tensor, "batch time"] | None = None  # an environment's, per turn
+    episodes: dict[str, list] | None = None  # what a sampler counted in each response, by name
     baseline: Float[Tensor, "batch"] | None = None  # total reward of the greedy response
     drawn: dict[str, int | float] | None = None  # what dynamic sampling did, for the log
     reward_noise: dict[str, Tensor] | None = None  # what asking the reward again found
@@ -298,15 +300,15 @@ def concat(parts: Sequence[Rollout], pad_id: int = 0) -> Rollout:
 
     Queries are padded on the left, responses on the right; `pad_id` fills up responses, 0 the rest.
     A column of the data that a part does not know is None there. A part without an
-    environment_mask or token_scores has 0 there: it has no such tokens, and its whole score at the
-    end. Any other column that one part lacks is missing in the whole, and so is what says nothing
+    environment_mask, environment_rewards or token_scores has 0 there: it has no such tokens, and
+    its whole score at the end. Any other column that one part lacks is missing in the whole, and so is what says nothing
     of a single row (`Rollout.WHOLE`).
     """
     columns_of_parts: dict[str, list] = {}
     for field in fields(Rollout):
         if field.name not in (*Rollout.WHOLE, "host_copy"):
             columns_of_parts[field.name] = [vars(part)[field.name] for part in parts]
-    for name in ("environment_mask", "token_scores"):
+    for name in ("environment_mask", "environment_rewards", "token_scores"):
         columns_of_parts[name] = _with_zeros(columns_of_parts[name], parts)
     columns_of_parts["columns"] = _same_columns(parts)
     whole = {}

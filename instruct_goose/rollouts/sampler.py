@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CONTEXT', 'RATIO_CAUSES', 'FLOAT_LIMIT', 'HALF_LIMIT', 'MOST_TOKENS_OFF', 'LARGEST_MEAN', 'StopStrings', 'Sampler',
-           'SyncedSampler', 'PolicySampler', 'sync_weights', 'require_rows', 'require_sampler', 'require_sampler_maker',
-           'rounding', 'RatioOutliers', 'check_ratio', 'require_same_forward', 'SharedSampler',
-           'sampler_of_this_process', 'data_parallel', 'greedy_responses']
+           'SyncedSampler', 'EpisodeSampler', 'PolicySampler', 'begin_episodes', 'sync_weights', 'require_rows',
+           'require_sampler', 'require_sampler_maker', 'rounding', 'RatioOutliers', 'check_ratio',
+           'require_same_forward', 'SharedSampler', 'sampler_of_this_process', 'data_parallel', 'greedy_responses']
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #c5bce922
 import inspect
@@ -30,6 +30,7 @@ from ..models.response import response_logprobs
 from ..models.sampling import left_padded, sample
 from ..models.tokens import unpad
 from ..objective.policy_loss import probability_ratio
+from .prompts import Prompts
 from instruct_goose.rollouts.rollout import (
     attach_texts,
     finished,
@@ -157,6 +158,19 @@ class SyncedSampler(Sampler, Protocol):
         "Take over the policy's new weights."
 
 
+@runtime_checkable
+class EpisodeSampler(Sampler, Protocol):
+    """A sampler with an environment for each response.
+
+    `begin` resets the environments with the data's rows. It returns n prompts for each row, side
+    by side, with what the environments say first; the sampler is then called with these.
+    """
+
+    def begin(self, prompts: Prompts, n: int, generator: torch.Generator | None) -> Prompts:
+        "Reset an environment for each response to come, and return the prompts of all."
+        ...
+
+
 class PolicySampler:
     """Samples from the policy itself, through `sample`: the default.
 
@@ -204,6 +218,23 @@ class PolicySampler:
         return attach_texts(rollout, tokens.tokenizer)
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #ecdce375
+def begin_episodes(
+    sampler: Sampler,
+    prompts: Prompts,
+    n: int,  # responses to each prompt
+    generator: torch.Generator | None,
+) -> tuple[Prompts, int]:  # the prompts to answer, and how often each
+    """Let the environments of an `EpisodeSampler` begin, before the prompts are read.
+
+    Such a sampler is asked once for each response, since each has its own environment. Any other
+    sampler answers the prompts as they are.
+    """
+    own = sampler_of_this_process(sampler)
+    if isinstance(own, EpisodeSampler):
+        return own.begin(prompts, n, generator), 1
+    return prompts, n
+
+
 def sync_weights(sampler: Sampler, model: nn.Module) -> None:
     """Give the policy's weights to a sampler that keeps its own: π_old ← π_θ.
 

@@ -77,6 +77,7 @@ from instruct_goose.rollouts.rollout import (
     Tokens,
 )
 from instruct_goose.rollouts.sampler import (
+    begin_episodes,
     data_parallel,
     PolicySampler,
     require_rows,
@@ -366,6 +367,7 @@ class RLHFTrainer:
         prompts that cannot be answered, and for a sampler that returns other rows than it was asked
         for.
         """
+        prompts, n = begin_episodes(self.sampler, prompts, n, generator)
         queries = self.encode(prompts)
         with precision(self.config, self.device):
             rollout = self.sampler(queries, n, self.config, generator)

@@ -21,6 +21,7 @@ from instruct_goose.training.token_log import (
     four_digits,
     is_recorded,
     record_tokens,
+    recorded_rows,
 )
 
 WORDS = "the film plot is was good dull bad".split()
@@ -77,11 +78,21 @@ def recorded(rows=4, **settings):
     keep = Keep(rows)
     trained(keep, **settings)
     for record, experience, logprobs in keep.seen:
-        stride = math.ceil(len(experience) / rows)
-        chosen = range(0, len(experience), stride)
+        chosen = recorded_rows(experience, rows).tolist()
         assert len(record) == len(chosen) <= rows
         for response, row in zip(record, chosen, strict=True):
             yield response, experience, row, logprobs[row]
+
+
+def test_every_second_recorded_response_answers_the_prompt_of_the_one_before():
+    keep = Keep(4)
+    trained(keep)
+    for record, experience, _ in keep.seen:
+        chosen = recorded_rows(experience, 4).tolist()
+        assert chosen == sorted(set(chosen)) and len(chosen) == 4
+        prompts = [response["prompt"] for response in record]
+        assert len(set(prompts)) == 2 or len(set(experience.prompts)) == 1
+        assert all(prompts.count(prompt) % 2 == 0 for prompt in prompts)
 
 
 def log_ratios(experience, row, logprobs):
