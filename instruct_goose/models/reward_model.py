@@ -28,7 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..core.processes import counted
+from ..core.processes import with_progress
 from .adapters import has_adapters, merge_adapters
 from instruct_goose.models.families import (
     check_causal,
@@ -385,7 +385,7 @@ def score_in_batches(
     filling = readable_pad_id(tokenizer, vocabulary)
     scores = [0.0] * len(rows)
     with eval_mode(model), torch.no_grad():
-        for start in counted(range(0, len(order), batch_size), desc):
+        for start in with_progress(range(0, len(order), batch_size), desc):
             batch = order[start : start + batch_size]
             ids, mask = pad([rows[i] for i in batch], filling)
             batch_scores = score(ids.to(model.device), mask.to(model.device)).tolist()

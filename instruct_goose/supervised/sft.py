@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.checks import LongRows
-from ..core.processes import counted
+from ..core.processes import with_progress
 from ..models.families import eval_mode, plain_head, trunk, vocabulary_size
 from ..models.rendering import prompt_and_answer, Renderer, template_columns
 from ..models.response import forward_pass
@@ -181,7 +181,7 @@ def lm_nats(
     total = 0.0
     tokens = 0
     with eval_mode(model):
-        for start in counted(range(0, len(rows), batch_size), desc):
+        for start in with_progress(range(0, len(rows), batch_size), desc):
             some = slice(start, start + batch_size)
             learnt = sum(len(row) for row in rows[some]) - sum(prompt_lengths[some])
             total += batch_loss(model, rows[some], prompt_lengths[some], pad_id).item() * learnt
