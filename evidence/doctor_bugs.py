@@ -27,7 +27,6 @@ from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.objective.masks import whiten
 from instruct_goose.tasks.gallery import World, gallery_config, replaced, without_guards
 from instruct_goose.tasks.probes import run_probes
-from instruct_goose.training import trainer as training_trainer
 from instruct_goose.training.trainer import RLHFTrainer
 
 HERE = Path(__file__).parent
