@@ -66,6 +66,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
     "Debugging": ["doctor", "logged_metrics", "microscope", "invariances", "bug_hunt"],
     "From other libraries": [
         "from_trl",
+        "from_value_head",
         "more_losses",
         "from_torchtune",
         "from_ding",

@@ -477,6 +477,7 @@ BOXES = [  # figures of tokens: each number of the caption stands in a box
     "2ef875a6",  # guides/same_name
     "ba96a809",  # learn/reward_model
     "77212959",  # learn/agents
+    "eef231bc",  # learn/ppo
 ]
 
 
