@@ -43,6 +43,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "reward_model_training",
         "reward_shaping",
         "multi_turn",
+        "environments",
         "kto",
         "film_reviews",
         "real_reviews",

@@ -119,6 +119,8 @@ def some_texts(rollout: Rollout) -> list[tuple[str, str, float]]:  # at most 8, 
 class TensorBoard(Tracker):
     "Writes event files for TensorBoard, in run_dir/tensorboard."
 
+    writer: Any = None  # once it is open, torch's SummaryWriter
+
     def open(self, iteration: int) -> None:
         "Begin a file; what an earlier one has from this iteration on is hidden."
         writer = import_module("torch.utils.tensorboard").SummaryWriter
@@ -146,6 +148,9 @@ class WandB(Tracker):
 
     It keeps its id when it goes on.
     """
+
+    module: Any = None  # once it is open: wandb, or what stands for it
+    run: Any = None  # once it is open: what takes the numbers
 
     def open(self, iteration: int) -> None:
         "Begin the run, or go on with the one of the same id."

@@ -25,7 +25,7 @@ from .experience import Experience
 def update_reference(
     reference: nn.Module,
     policy: nn.Module,
-    share: float = 1.0,  # α
+    mixup: float = 1.0,  # α
 ) -> None:
     """Move the reference towards the policy, in place: θ_ref ← (1 − α)·θ_ref + α·θ.
 
@@ -38,9 +38,9 @@ def update_reference(
         new = policy_tensors[name]
         if old is new:
             continue
-        if share < 1 and old.is_floating_point():
+        if mixup < 1 and old.is_floating_point():
             wide = torch.promote_types(old.dtype, torch.float32)
-            new = old.to(wide).lerp(new.to(wide), share)
+            new = old.to(wide).lerp(new.to(wide), mixup)
         old.copy_(new)
 
 # %% ../../nbs/reference/training/policies.ipynb #f58ab376
@@ -55,12 +55,12 @@ class MovingReference:
         model: nn.Module | None,  # π_ref; None: no setting needs one
         policy: nn.Module,
         every: int | None = None,  # iterations; None: the reference stays
-        share: float = 1.0,  # α: how far it follows
+        mixup: float = 1.0,  # α: how far it follows
     ):
         self.model = model
         self.policy = policy
         self.every = every
-        self.share = share
+        self.mixup = mixup
         if every is None or model is None:
             return
         shapes = {name: tuple(x.shape) for name, x in named_tensors(model).items()}
@@ -83,7 +83,7 @@ class MovingReference:
             return {}
         due = iteration % self.every == 0
         if due:
-            update_reference(self.model, self.policy, self.share)
+            update_reference(self.model, self.policy, self.mixup)
         return {"reference_moved": int(due)}
 
     def state_dict(self) -> State:

@@ -77,6 +77,7 @@ from instruct_goose.rollouts.rollout import (
     Tokens,
 )
 from instruct_goose.rollouts.sampler import (
+    begin_episodes,
     data_parallel,
     PolicySampler,
     require_rows,
@@ -203,8 +204,8 @@ class RLHFTrainer:
         with self.phases() as after:  # times each phase, and tells the callbacks of its result
             rollout = after.rollout(self.rollout(prompts))  # (1) r ~ π_old(·|q)
             rollout = after.score(self.score(rollout, reward_fn))  # (2) score = R(q, r)
-            notes = after.annotate(self.annotate(rollout))  # (3) log π_old, π_ref
-            experience = after.advantages(self.advantages(rollout, notes))  # (4) rₜ (5) Âₜ, R̂ₜ
+            annotations = after.annotate(self.annotate(rollout))  # (3) log π_old, π_ref
+            experience = after.advantages(self.advantages(rollout, annotations))  # (4), (5) Âₜ, R̂ₜ
             update_log = after.optimize(self.optimize(experience))  # (6) θ ← θ − η·∇L
             sync_weights(self.sampler, self.agent.model)  # (7) π_old ← π_θ
         return self.finish(prompts, experience, update_log, after.seconds)
@@ -253,17 +254,17 @@ class RLHFTrainer:
         """
         return annotate(self.agent, self.ref_model, rollout, self.config)
 
-    def advantages(self, rollout: Rollout, notes: Annotations | None = None) -> Experience:
+    def advantages(self, rollout: Rollout, annotations: Annotations | None = None) -> Experience:
         """Compute rₜ = score·[t = last] − β·k(ℓₜ), then Âₜ, whitened if asked, and R̂ₜ.
 
-        Without `notes` the rollout is annotated first. Raises ValueError for one without scores,
-        FloatingPointError for numbers that are not finite.
+        Without `annotations` the rollout is annotated first. Raises ValueError for one without
+        scores, FloatingPointError for numbers that are not finite.
         """
         rollout.to_(self.device)
-        if notes is None:
-            notes = self.annotate(rollout)
+        if annotations is None:
+            annotations = self.annotate(rollout)
         return make_experience(
-            rollout, notes, self.config, self.beta, self.reward_scale, self.eos_ids
+            rollout, annotations, self.config, self.beta, self.reward_scale, self.eos_ids
         )
 
     def optimize(self, experience: Experience) -> Metrics:
@@ -353,6 +354,7 @@ class RLHFTrainer:
         generator: torch.Generator | None,  # None: the likeliest
     ) -> Rollout:
         "What the sampler writes, with its texts and the data's columns."
+        prompts, n = begin_episodes(self.sampler, prompts, n, generator)
         queries = self.encode(prompts)
         with precision(self.config, self.device):
             rollout = self.sampler(queries, n, self.config, generator)
@@ -643,7 +645,7 @@ class RLHFTrainer:
             )
         new = self.evaluate_policy(rollout)
         old_logprobs = new.logprobs.detach()
-        notes = annotate_share(self.agent, self.ref_model, rollout, config)._replace(
+        annotations = annotate_share(self.agent, self.ref_model, rollout, config)._replace(
             old_logprobs=old_logprobs,  # to the bit, so that the ratio is exactly 1
             values=None if new.values is None else new.values.detach(),
         )
@@ -651,7 +653,7 @@ class RLHFTrainer:
         rollout.scores = rewards.detach().to(old_logprobs)
         if baseline is not None:
             rollout.baseline = baseline.detach().to(old_logprobs)
-        batch = self.advantages(rollout, notes)
+        batch = self.advantages(rollout, annotations)
         if config.mask_truncated:
             batch = drop_truncated(batch, config, self.eos_ids)
             if not len(batch):

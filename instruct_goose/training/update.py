@@ -92,7 +92,7 @@ def micro_batches(batch: Experience, config: RLHFConfig) -> Iterator[Experience]
     for rows in micro_batch_slices(batch, config, rank_slice(len(batch))):
         micro = batch[rows]
         micro.denominator = denominator
-        micro.share = len(micro) / len(batch)
+        micro.minibatch_share = len(micro) / len(batch)
         yield micro
 
 
@@ -198,7 +198,7 @@ def total_loss(
         penalty = kl_penalty(new.logprobs, batch, beta, config)
         loss = loss + aggregate(penalty, batch.mask, **averaging)
     if new.router_loss is not None and router_coef > 0:
-        balance = batch.share * new.router_loss
+        balance = batch.minibatch_share * new.router_loss
         loss = loss + router_coef * balance
         parts["router_aux_loss"] = balance.detach()
     return loss, parts
