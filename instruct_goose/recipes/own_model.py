@@ -62,6 +62,7 @@ from instruct_goose.models.loading import (
 from ..models.rendering import Renderer, template_columns
 from ..models.reward_model import RewardModel
 from ..models.tokens import token_limit
+from ..objective.logprobs_in_pieces import tile_bytes
 from instruct_goose.recipes.inputs import (
     as_yaml,
     load_reward,
@@ -93,7 +94,6 @@ from instruct_goose.recipes.training import (
     fingerprint_of_prompts,
     own_loss,
     train_and_report,
-    TrainingJob,
 )
 from ..rollouts.evaluation import plot_metrics
 from ..rollouts.prompts import encode_rows, model_eos_ids, room_for_prompts
@@ -104,6 +104,7 @@ from instruct_goose.runs.directory import (
     in_run_directory,
     input_digests,
     settings_of,
+    TrainingJob,
     truncate_log,
 )
 from ..runs.resume import CheckpointManager
@@ -430,6 +431,7 @@ def memory_of_run(config: TrainConfig, inputs: RunInputs) -> str:  # a table
         value_copy=config.value_model == "copy" and config.advantage == "gae",
         four_bits=config.four_bits,
         checkpointing=config.gradient_checkpointing,
+        tile=tile_bytes(find_device(config.device)),
     )
     return memory_table(memory)
 
