@@ -427,6 +427,7 @@ def memory_of_run(config: TrainConfig, inputs: RunInputs) -> str:  # a table
         longest,
         config.max_new_tokens,
         config.lora_rank,
+        reference=config.needs_reference,
         value_copy=config.value_model == "copy" and config.advantage == "gae",
         four_bits=config.four_bits,
         checkpointing=config.gradient_checkpointing,

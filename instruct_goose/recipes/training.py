@@ -29,7 +29,6 @@ from .card import model_card
 from instruct_goose.rollouts.prompts import (
     is_indexable,
     prompt_chunks,
-    Prompts,
 )
 from ..models.rendering import is_conversation
 from .inputs import try_reward
@@ -42,7 +41,7 @@ from instruct_goose.runs.directory import (
     train_policy,
     TrainingJob,
 )
-from ..runs.resume import CheckpointManager, MAIN, Stage
+from ..runs.resume import CheckpointManager, MAIN
 from ..training.metrics import Metrics
 from ..training.trainer import RLHFTrainer
 from ..rollouts.rollout import Rollout

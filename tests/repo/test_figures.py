@@ -421,6 +421,12 @@ CAPTIONS = [
     Says("6e3c04d9", "between .04 and .10", 0.04, extreme_end(range(3), ORANGE, min), 0.01),
     Says("6e3c04d9", "between .04 and .10", 0.10, extreme_end(range(3), ORANGE, max), 0.01),
     Says("6e3c04d9", "they go below .01", 0.01, extreme_end(range(3), BLUE, max), 0.0015),
+    Says("a03eef1f", "begin at .10", 0.10, first(0, GREEN), 0.01),
+    Says("a03eef1f", "the right ones rise to .99", 0.99, last(0, GREEN), 0.01),
+    Says("a03eef1f", "the exploit rises to .99", 0.99, last(1, ORANGE), 0.01),
+    Says("7fa8c59d", "to about .02", 0.02, last(0, BLUE), 0.012),
+    Says("0d77da4a", "rises from about .1 to about .9", 0.9, last(0, BLUE), 0.1),
+    Says("0d77da4a", "from near 0 to about 2", 2, last(1, ORANGE), 0.15),
     Says("479cb021", "after 14 rollouts with PPO", 14, crossing(0, BLUE, 0.5), 0.1),
     Says("479cb021", "after 5 with both forms of DPPO", 5, crossing(0, ORANGE, 0.5), 0.1),
     Says("479cb021", "after 4 without a clip", 4, crossing(0, GREY, 0.5), 0.1),
@@ -470,6 +476,8 @@ BOXES = [  # figures of tokens: each number of the caption stands in a box
     "7518d324",  # learn/group
     "2ef875a6",  # guides/same_name
     "ba96a809",  # learn/reward_model
+    "77212959",  # learn/agents
+    "eef231bc",  # learn/ppo
 ]
 
 
