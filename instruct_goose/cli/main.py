@@ -46,6 +46,7 @@ from instruct_goose.core.files import (
     printable,
     read_json,
     replace_unprintable,
+    require_any_log,
     require_log,
     require_model_place,
     require_python_file,
@@ -159,7 +160,6 @@ def load_exercises() -> tuple[type, Callable]:
 
     return ExercisesConfig, run_exercises
 
-
 # %% ../../nbs/guides/command_line.ipynb #e650fc20
 def require_reward(place: str) -> None:
     "Raises FileNotFoundError for FILE.py:FUNCTION without its file."
@@ -176,7 +176,6 @@ OWN_DATA = {
     "data": require_rows_file,
     "eval_data": require_rows_file,
 }
-
 
 # %% ../../nbs/guides/command_line.ipynb #cd5ed753
 COMMANDS = {
@@ -222,7 +221,6 @@ COMMANDS = {
     ),
 }
 
-
 # %% ../../nbs/guides/command_line.ipynb #3f9342bb
 COMMANDS |= {
     "recipe": Command(
@@ -246,7 +244,6 @@ COMMANDS |= {
     ),
 }
 
-
 # %% ../../nbs/guides/command_line.ipynb #a9114cd9
 COMMANDS |= {
     "probe": Command(
@@ -257,7 +254,7 @@ COMMANDS |= {
     "doctor": Command(
         "Read the metrics of a run and name what looks wrong.",
         load_doctor,
-        {"run_dir": require_log},
+        {"run_dir": require_any_log},
     ),
     "report": Command(
         "One page of a run: figures, curves, samples, findings, and a microscope on its tokens.",
