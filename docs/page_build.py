@@ -4,6 +4,7 @@ import base64
 import gzip
 import html
 import json
+import re
 from pathlib import Path
 
 from lessons import Page
@@ -29,6 +30,11 @@ def places(page: Page) -> set[str]:
 def place(cell_id: str) -> str:
     "Where the runner of a cell stands."
     return f'<div class="run-here" data-cell="{html.escape(cell_id)}"></div>'
+
+
+def without_directives(source: str) -> str:
+    "A cell as a reader edits it."
+    return re.sub(r"^#\|.*\n?", "", source, flags=re.M)
 
 
 def sources(page: Page) -> str:

@@ -10,12 +10,12 @@
 
   // Runs in the worker, where this text is its whole source: what is opened from disk may start a worker from a blob alone
   const work = () => {
-    let lesson
+    let lesson, python
     const start = async (files, sources) => {
       const text = name => new TextDecoder().decode(files[name])
       self.fetch = async url => new Response(files[String(url).split("/").pop()], {headers: {"content-type": "application/wasm"}});
       (0, eval)(text("pyodide.asm.js")); (0, eval)(text("pyodide.js"))
-      const python = await loadPyodide({indexURL: "https://here.invalid/"})
+      python = await loadPyodide({indexURL: "https://here.invalid/"})
       for (const [path, source] of Object.entries(JSON.parse(text("page_files.json")))) {
         const place = "/page/" + path
         python.FS.mkdirTree(place.slice(0, place.lastIndexOf("/")))
@@ -28,7 +28,7 @@
       try {
         lesson ??= await start(files, sources)
         postMessage({started: true})
-        lesson.run(wanted, edited, said => postMessage(JSON.parse(said)))
+        lesson.run(wanted, python.toPy(edited), said => postMessage(JSON.parse(said)))
       } catch (error) { postMessage({died: String(error)}) }
     }
   }
@@ -42,14 +42,14 @@
   const end = (words, kill) => {
     clearTimeout(clock)
     if (kill) { worker?.terminate(); worker = undefined; for (const cell of Object.values(cells)) cell.ran = false }
-    busy?.state(words || "")
+    const cell = busy
     busy = undefined
+    cell?.state(words || "")
   }
   const run = async cell => {
     if (busy) end("stopped", true)
     busy = cell
     cell.state("Python is loading: 7 MB, once")
-    cell.stop.disabled = false
     let loaded
     try { loaded = await load() } catch { files = undefined }
     if (busy !== cell) return
@@ -66,7 +66,7 @@
         clock = setTimeout(() => end(`stopped after ${SECONDS} seconds. A phone may be too slow for this cell`, true), 1000 * SECONDS)
       } else if (said.died) end("Python has ended: " + said.died.slice(0, 500) + " Run starts it again.", true)
       else if (said.cell) show(said, cell)
-      else { mark(said); end(cell.last, false) }
+      else { mark(said); end(cell.last || "done", false) }
     }
     cell.last = ""
     const edited = Object.fromEntries(Object.values(cells).filter(c => c.isEdited()).map(c => [c.id, c.box.value]))
@@ -129,7 +129,7 @@
     const cell = cells[place.dataset.cell] = {
       id: place.dataset.cell, block, box, output, old, stop, ran: false, last: "",
       isEdited: () => box.value !== original,
-      state: words => { status.textContent = words; stop.disabled = true; again.disabled = !cell.isEdited() },
+      state: words => { status.textContent = words; stop.disabled = busy !== cell; again.disabled = !cell.isEdited() },
     }
     stop.disabled = again.disabled = true
     start.onclick = () => run(cell)
