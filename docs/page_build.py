@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 
 from lessons import Page
-from page_cells import LESSONS, lesson_path, page_cells, page_files
+from page_cells import ON_PAGES, lesson_path, page_cells, page_files
 
 
 def lesson_of(page: Page) -> int | None:
     "The number of a lesson whose cells run on its page."
-    for number in LESSONS:
+    for number in ON_PAGES:
         if page.path == lesson_path(number):
             return number
     return None

@@ -72,9 +72,7 @@ def test_a_loop_without_an_end_is_stopped_and_the_next_run_begins_anew(one):
 @built
 @browser
 @pytest.mark.deep
-@pytest.mark.parametrize(
-    "lesson", ["masks", "kl", "advantages", "value_loss", "group", "preference"]
-)
+@pytest.mark.parametrize("lesson", ["kl", "advantages", "value_loss", "group", "preference"])
 def test_every_cell_of_a_lesson_runs_on_its_page(lesson, one):
     tab = one.open((site / f"learn/{lesson}.html").as_uri())
     for place in range(tab.ask("document.querySelectorAll('.run-here').length")):
