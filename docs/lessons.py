@@ -23,6 +23,7 @@ COURSE = {
     4: "The objective",
     13: "The model and the trainer",
     19: "Does it work?",
+    25: "Verifiable rewards and agents",
 }  # the first lesson of each part
 GUIDES = {  # the groups of the second shelf; a guide that is not named here stands under "More"
     "Models and memory": [
@@ -52,7 +53,6 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "dpo",
         "side_by_side",
         "dynamic_sampling",
-        "distillation",
         "continuous_actions",
         "classic_control",
         "playground",
@@ -68,6 +68,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
     "Debugging": ["doctor", "logged_metrics", "microscope", "invariances", "bug_hunt"],
     "From other libraries": [
         "from_trl",
+        "from_value_head",
         "more_losses",
         "from_torchtune",
         "from_ding",
@@ -76,7 +77,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "pseudo_code",
     ],
     "Practice": ["questions", "exercises", "projects"],
-    "Extending": ["how_the_trainer_is_made"],
+    "Extending": ["how_the_trainer_is_made", "page_tensors"],
 }
 PACKAGES = [  # from the bottom of the house to its top
     "core",

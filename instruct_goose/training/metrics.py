@@ -7,8 +7,8 @@ __all__ = ['Metrics', 'WATCHED', 'BARS', 'UNLOGGED_PARTS', 'MAX_TABLE_SIZE', 'MA
            'text_metrics', 'estimate_discounts', 'advantage_metrics', 'prompt_nll', 'gradient_slopes',
            'expected_negative_gradients', 'json_number', 'json_numbers', 'History', 'sparkline', 'rollout_metrics',
            'score_metrics', 'sampler_metrics', 'ratio_metrics', 'step_metrics', 'check_first_step', 'held_out_logged',
-           'update_metrics', 'timing', 'trainer_metrics', 'prompt_metrics', 'sample_weights', 'weight_changes',
-           'PolicyChange', 'progress_line']
+           'update_metrics', 'timing', 'trainer_metrics', 'moment_norm', 'prompt_metrics', 'sample_weights',
+           'weight_changes', 'PolicyChange', 'progress_line']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
@@ -39,7 +39,7 @@ from instruct_goose.objective.masks import (
     masked_sum,
     masked_var,
 )
-from ..objective.policy_loss import held_shares, policy_loss, probability_ratio
+from ..objective.policy_loss import clipped_shares, policy_loss, probability_ratio
 from ..objective.value_loss import explained_variance
 from instruct_goose.rollouts.rollout import (
     finished,
@@ -118,8 +118,8 @@ def estimate_discounts(
     """Estimate γ and λ from the returns that were made with them.
 
     R̂ₜ − rₜ = γ(1 − λ)·Vₜ₊₁ + γλ·R̂ₜ₊₁, solved by least squares over all pairs of neighbouring
-    tokens. Both are NaN where that is undetermined: values that are 0, or returns that are the
-    values.
+    tokens. Both are NaN where that is undetermined: values that are 0, returns that are the
+    values, or float32's rounding of large returns, which could move γ by more than 0.001.
     """
     is_pair = mask[:, 1:] & mask[:, :-1]
     next_value = values[:, 1:][is_pair].double()
@@ -129,14 +129,20 @@ def estimate_discounts(
     vv = next_value @ next_value
     vr = next_value @ next_return
     rr = next_return @ next_return
-    vt = next_value @ target
-    rt = next_return @ target
     determinant = vv * rr - vr * vr
     determinant = determinant.where(determinant > 1e-6 * vv * rr, torch.nan)
-    x = (rr * vt - vr * rt) / determinant  # γ(1 − λ)
-    y = (vv * rt - vr * vt) / determinant  # γλ
-    gamma = x + y
-    return gamma, y / gamma
+    of_value = (rr * next_value - vr * next_return) / determinant  # x = of_value · target
+    of_return = (vv * next_return - vr * next_value) / determinant  # y = of_return · target
+    x = of_value @ target  # γ(1 − λ)
+    y = of_return @ target  # γλ
+    gamma = (x + y).where(determinant.isfinite(), torch.nan)  # no pair: an empty sum
+
+    size = rewards.abs() + values.abs() + returns.abs()
+    rounding = 4 * torch.finfo(torch.float32).eps * size[:, :-1][is_pair].double()
+    gamma_error = (of_value + of_return).abs() @ rounding
+    gamma = gamma.where(gamma_error < 1e-3, torch.nan)
+    lam = (y / gamma).where(of_return.abs() @ rounding < 1e-3 * gamma.abs(), torch.nan)
+    return gamma, lam
 
 # %% ../../nbs/reference/training/metrics.ipynb #ff6e6bc7
 def advantage_metrics(experience: Experience, config: RLHFConfig) -> dict[str, Tensor]:
@@ -441,7 +447,7 @@ def ratio_metrics(
     """
     mask = batch.mask
     ratio = probability_ratio(logprobs, batch.old_logprobs, mask, level=config.ratio_level)
-    measured = held_shares(
+    measured = clipped_shares(
         config.surrogate,
         ratio,
         batch.advantages,
@@ -555,7 +561,11 @@ def update_metrics(
 
 
 def timing(seconds: Mapping[str, float], tokens: float | int | None) -> Metrics:
-    "Log the seconds of each phase of an iteration, and sampled tokens per second."
+    """Log the seconds of each phase of an iteration, and sampled tokens per second.
+
+    As `seconds_rollout` and `tokens_per_second_rollout`, for each phase; the speed is None for a
+    phase that took no time.
+    """
     log: Metrics = {}
     for phase, duration in seconds.items():
         log[f"seconds_{phase}"] = duration
@@ -574,8 +584,8 @@ def trainer_metrics(
 ) -> Metrics:
     """Log what the doctor asks of models and optimizer, beside rollout and update.
 
-    The learning rate, ε of the policy's precision, Adam's count of steps, a mean that changes with
-    the reference, and `prompt_nll`.
+    The learning rate, ε of the policy's precision, Adam's count of steps and the norm of its first
+    moment, a mean that changes with the reference, and `prompt_nll`.
     """
     steps = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
     reference_weight = None
@@ -586,9 +596,26 @@ def trainer_metrics(
         "lr": optimizer.param_groups[0]["lr"],
         "rounding": rounding(agent.model, config),
         "optimizer_age": steps[0] if steps else None,  # Adam's count of its steps
+        "moment_norm": json_number(moment_norm(agent, optimizer)),
         "reference_weight": reference_weight,  # another one: another reference
         "prompt_nll": json_number(prompt_nll(ref_model or agent.model, experience)),
     }
+
+
+def moment_norm(agent: Agent, optimizer: Optimizer) -> Tensor | None:
+    """Compute the norm of Adam's first moment of the policy, an average of clipped gradients.
+
+    It is at most max_grad_norm. None for another optimizer, and where weights are shards.
+    """
+    norms = []
+    for parameter in agent.policy_parameters():
+        moment = optimizer.state.get(parameter, {}).get("exp_avg")
+        if moment is None:
+            continue
+        if hasattr(moment, "full_tensor"):
+            return None
+        norms.append(torch.linalg.vector_norm(moment.float()))
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
 # %% ../../nbs/reference/training/metrics.ipynb #48110085
 def prompt_metrics(prompts: Sequence | dict, rollout: Rollout) -> Metrics:
@@ -660,7 +687,7 @@ def weight_changes(
     has_gradient = [gradient != 0 for gradient in sample_weights(gradients)]
     moved = [(step != 0) & pulled for step, pulled in zip(steps, has_gradient, strict=True)]
 
-    tensor_has_gradient = torch.stack([pulled.any() for pulled in has_gradient])
+    sampled_gradient = torch.stack([pulled.any() for pulled in has_gradient])
     tensor_moved = torch.stack([x.any() for x in moved])
     step = torch.cat(steps)
     return {
@@ -668,8 +695,8 @@ def weight_changes(
         "update_ratio": step.norm() / torch.cat(list(before)).norm(),
         "weights_moved": torch.cat(moved).sum() / torch.cat(has_gradient).sum(),
         "weight_step": step.square().mean().sqrt(),
-        "tensors_without_gradient": (~tensor_has_gradient).float().mean(),
-        "tensors_still": (tensor_has_gradient & ~tensor_moved).float().mean(),
+        "tensors_without_gradient": (torch.stack(norms) == 0).float().mean(),
+        "tensors_still": (sampled_gradient & ~tensor_moved).float().mean(),
     }
 
 # %% ../../nbs/reference/training/metrics.ipynb #bb349912
@@ -699,7 +726,11 @@ class PolicyChange:
 
     @torch.no_grad()
     def all_logprobs(self, rollout: Rollout) -> Float[Tensor, "tokens vocab"]:
-        "Compute log π(·|sₜ) of every sampled token's state, over all words."
+        """Compute log π(·|sₜ) of every sampled token's state, over all words.
+
+        At the temperature that sampled; rows are the sampled tokens, response after response. No
+        gradient.
+        """
         tables = []
         with precision(self.config, rollout.mask.device):
             for rows in micro_batch_slices(rollout, self.config):
@@ -730,7 +761,11 @@ class PolicyChange:
 
 # %% ../../nbs/reference/training/metrics.ipynb #ba5e0002
 def progress_line(metrics: Metrics) -> str:
-    "Write reward, KL, entropy, clipped tokens and speed, as far as they are known."
+    """Write an iteration in a line: reward, KL, entropy, clipped tokens and speed.
+
+    KL in nats per response, entropy in nats per token, speed in sampled tokens per second. What
+    was not logged is left out.
+    """
     seconds = 0.0
     for name, duration in metrics.items():
         if name.startswith("seconds_"):

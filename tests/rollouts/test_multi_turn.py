@@ -102,7 +102,7 @@ def test_a_turn_is_a_response_to_all_that_stands_before_it(name):
     r = holed("ppo")
     agent, ref = models(name)
 
-    notes = t.annotate(r)
+    annotations = t.annotate(r)
 
     oracles = {
         "old_logprobs": turn_by_turn(partial(response_logprobs, agent.model), r),
@@ -111,11 +111,11 @@ def test_a_turn_is_a_response_to_all_that_stands_before_it(name):
     }
     for column, rows in oracles.items():
         for i, row in enumerate(rows):
-            torch.testing.assert_close(getattr(notes, column)[i][r.mask[i]], row)
-    assert not any(column[~r.mask].any() for column in notes)
+            torch.testing.assert_close(getattr(annotations, column)[i][r.mask[i]], row)
+    assert not any(column[~r.mask].any() for column in annotations)
     new = t.evaluate_policy(r)
     assert not new.logprobs[~r.mask].any() and not new.values[~r.mask].any()
-    torch.testing.assert_close(kl_to_reference(agent.model, ref, r), notes.kl.sum(-1))
+    torch.testing.assert_close(kl_to_reference(agent.model, ref, r), annotations.kl.sum(-1))
 
 
 def test_another_reply_changes_what_comes_after_it_and_nothing_before():
