@@ -44,6 +44,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "reward_shaping",
         "multi_turn",
         "environments",
+        "verifiers",
         "kto",
         "film_reviews",
         "real_reviews",
