@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from instruct_goose.tasks.games import Calculator, calculator_talks, GuessingGame, tool_model
+from instruct_goose.tasks.games import Calculator, GuessingGame, calculator_talks, tool_model
 
 TOOLS = (["add", "submit"], ["a", "b", "value"])
 
