@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from lessons import ROOT
+from page_cells import DIFFERENT, LESSONS, ON_PAGES, page_cells
 
 from instruct_goose.recipes.stages import spread
 
@@ -343,6 +344,19 @@ def launched_table() -> str:
     )
 
 
+def page_cells_table() -> str:
+    "Lesson by lesson: cells that run on page tensors, and those that give what torch gives."
+    rows = []
+    for number in LESSONS:
+        cells = page_cells(number)
+        runs = [cell for cell in cells if cell.reason is None]
+        differ = sum(lesson == number for lesson, _ in DIFFERENT)
+        on_page = "yes" if number in ON_PAGES else "–"
+        rows.append(f"| {number} | {len(cells)} | {len(runs)} | {len(runs) - differ} | {on_page} |")
+    head = "| lesson | code cells | run on page tensors | of these agree with torch | on its page |"
+    return f"{head}\n|---|---|---|---|---|\n" + "\n".join(rows)
+
+
 def know_page() -> str:
     "Markdown; links are those of a notebook in nbs/."
     text = [
@@ -377,6 +391,11 @@ def know_page() -> str:
         "(`default`, `avx2`), with two threads, with initial weights times 1 + 10⁻⁶·noise (`jitter`), "
         "on other Pythons, and the notebooks where torch sees a GPU.",
         portable_table(),
+        "## Lessons that run on their pages",
+        "Cells run in the browser on [page tensors](guides/page_tensors.ipynb), a part of torch in plain Python. A test runs each cell with torch, too, and "
+        "compares what it prints, shows and checks: numbers to 10⁻⁹ of their size, those of float32 to 2·10⁻⁵. Torch's own samples of the operations are "
+        "equal or refused by name. The other cells speak to Jupyter, to the operating system or to torch's inside.",
+        page_cells_table(),
         "## Launchers and engines",
         launched_table(),
         "Of TensorBoard, Weights & Biases and trackio: [Trackers](guides/trackers.ipynb#versions).",
