@@ -165,7 +165,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "on-policy": ("Trained on what the policy itself has just written.", "learn/policy_loss", ()),
     "on-policy distillation": (
         "The student samples, and at each of its tokens the loss is its KL to the teacher's distribution.",
-        "guides/distillation",
+        "learn/distillation",
         (),
     ),
     "over-optimisation": (
@@ -245,7 +245,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     ),
     "sandbox": (
         "A process with limits, or a container without a network, in which code that a model wrote is run.",
-        "guides/smollm_answers",
+        "learn/verifiable_rewards",
         (),
     ),
     "SFT": (
@@ -305,12 +305,12 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     ),
     "verifiable reward": (
         "A reward from a check by code, such as a right number or tests that pass, and not from a learnt model.",
-        "guides/smollm_answers",
+        "learn/verifiable_rewards",
         ("verifiable rewards",),
     ),
     "verifier": (
         "The code behind a verifiable reward. It can be wrong both ways: pass a wrong answer, and fail a right one.",
-        "guides/smollm_answers",
+        "learn/verifiable_rewards",
         ("verifiers",),
     ),
     "whitening": (
@@ -320,9 +320,9 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     ),
 }
 ALIASES = {  # what else is typed into the search -> the page that teaches it
-    "RLVR": "guides/smollm_answers",
-    "reinforcement learning with verifiable rewards": "guides/smollm_answers",
-    "verifiable rewards": "guides/smollm_answers",
+    "RLVR": "learn/verifiable_rewards",
+    "reinforcement learning with verifiable rewards": "learn/verifiable_rewards",
+    "verifiable rewards": "learn/verifiable_rewards",
     "PRM": "learn/reward_model",
     "process reward model": "learn/reward_model",
     "custom reward function": "learn/your_own",
@@ -418,7 +418,10 @@ ALIASES = {  # what else is typed into the search -> the page that teaches it
     "wandb": "guides/trackers",
     "TensorBoard": "guides/trackers",
     "tool use": "guides/multi_turn",
-    "agents": "guides/multi_turn",
+    "agents": "guides/environments",
+    "environment": "guides/environments",
+    "Gymnasium": "guides/environments",
+    "verifiers": "guides/environments",
     "EMA": "reference/training/policies",
     "hyperparameters": "reference/config",
     "learning rate schedule": "reference/training/update",
@@ -428,7 +431,7 @@ ALIASES = {  # what else is typed into the search -> the page that teaches it
     "thumbs": "guides/kto",
     "human feedback": "learn/quickstart",
     "DAPO filter": "guides/dynamic_sampling",
-    "knowledge distillation": "guides/distillation",
+    "knowledge distillation": "learn/distillation",
     "CartPole": "guides/classic_control",
     "TRL": "guides/from_trl",
     "torchtune": "guides/from_torchtune",

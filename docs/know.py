@@ -244,6 +244,16 @@ def inputs_table() -> str:
     )
 
 
+def runs_table() -> str:
+    "Awkward runs of the commands, by their kind."
+    record_ = record("runs")
+    rows = []
+    for kind, tried in record_["cases"].items():
+        lost = sum(fault["kind"] == kind for fault in record_["faults"])
+        rows.append(f"| {kind} | {tried} | {lost} |")
+    return "| what befell a run | tried | faults left |\n|---|---|---|\n" + "\n".join(rows)
+
+
 def models_table() -> str:
     "Small models of many kinds through every stage, counted by what was asked for."
     record_ = record("models")
@@ -369,6 +379,10 @@ def know_page() -> str:
         "The commands were given damaged files of five kinds. A fault is a traceback, a wrong exit status, a minute without an end, more than 100 kB of output, "
         "a changed input, or an output directory that cannot be used again:",
         inputs_table(),
+        "Small runs of `train`, `sft`, `dpo`, `kto` and `reward-model` met signals at every stage, changes between start and resume, rewards with children or "
+        "in another working directory, outputs in other encodings, mixtures and adapters. A fault is another log than that of a run which was never stopped, a "
+        "run that goes on as another one, a traceback, or a wrong exit status:",
+        runs_table(),
         f"{record('models')['tried']} small models went through the stages, each with some of the options below. A fault is an exception, or a difference from "
         "what was asked for: the router's loss in the log, layer passes, the precision that is saved, or what the saved model says:",
         models_table(),

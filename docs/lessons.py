@@ -23,6 +23,7 @@ COURSE = {
     4: "The objective",
     13: "The model and the trainer",
     19: "Does it work?",
+    25: "Verifiable rewards and agents",
 }  # the first lesson of each part
 GUIDES = {  # the groups of the second shelf; a guide that is not named here stands under "More"
     "Models and memory": [
@@ -42,6 +43,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "reward_model_training",
         "reward_shaping",
         "multi_turn",
+        "environments",
         "kto",
         "film_reviews",
         "real_reviews",
@@ -50,7 +52,6 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "dpo",
         "side_by_side",
         "dynamic_sampling",
-        "distillation",
         "continuous_actions",
         "classic_control",
         "playground",
@@ -66,6 +67,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
     "Debugging": ["doctor", "logged_metrics", "microscope", "invariances", "bug_hunt"],
     "From other libraries": [
         "from_trl",
+        "from_value_head",
         "more_losses",
         "from_torchtune",
         "from_ding",

@@ -93,7 +93,8 @@ class Names(ast.NodeVisitor):
             for node in ast.walk(part):
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                     own.add(node.id)
-        self.used_later |= {name for name in inner.used - own if not hasattr(builtins, name)}
+        read = (inner.used | inner.used_later) - own
+        self.used_later |= {name for name in read if not hasattr(builtins, name)}
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         for part in (*node.decorator_list, *node.args.defaults, *node.args.kw_defaults):
@@ -126,6 +127,7 @@ class Names(ast.NodeVisitor):
                 inner.visit(getattr(node, part))
         for name in inner.used:
             self.use(name)
+        self.used_later |= inner.used_later - inner.defined
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_comprehension_of
 

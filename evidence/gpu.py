@@ -297,22 +297,47 @@ def predicted(config, card: Card, sizes: dict, products: str) -> dict:
     return {phase: work.seconds for phase, work in found.items()}
 
 
-def ledger(config, sizes: dict, dtype: str, **options) -> float:
-    "Bytes by `memory_parts`, which counts trained weights in float32: in bfloat16 all of it is half."
+def ledger(config, sizes: dict, dtype: str, memory: float, **options) -> float:
+    "Bytes by `memory_parts`, which counts trained weights in float32: in bfloat16 all but the scores is half."
     import torch
 
-    from instruct_goose.recipes.inputs import at_most, memory_parts
+    from instruct_goose.recipes.inputs import UPDATING, at_most, memory_parts
 
     config.dtype = torch.bfloat16 if options.get("lora_rank") else torch.float32
     parts = memory_parts(
         config,
         sizes["batch_size"],
-        sizes["micro_batch_size"],
+        min(sizes["micro_batch_size"], sizes["batch_size"] // MINIBATCHES),
         sizes["query"],
         sizes["max_new_tokens"],
+        tile=memory / 32,
         **options,
     )
-    return at_most(parts) / (2 if dtype == "bfloat16" and not options.get("lora_rank") else 1)
+    if dtype == "bfloat16" and not options.get("lora_rank"):
+        scores = UPDATING[1]
+        parts = {name: size if name == scores else size // 2 for name, size in parts.items()}
+    return at_most(parts)
+
+
+def estimate_again(figures: dict) -> dict:
+    "The record with the estimates of today's `memory_parts`; nothing is measured."
+    memory = figures["origin"]["memory_gib"] * 2**30
+    for name, ways in figures.get("speed", {}).items():
+        for way, row in ways.items():
+            needed = ledger(configs(False)[name], figures["sizes"], WAYS[way].weights, memory)
+            row["estimated_gib"] = needed / 2**30
+    for name, row in figures.get("large", {}).items():
+        needed = ledger(
+            large_configs(False)[name[:3]],
+            figures["large_sizes"] | {"micro_batch_size": row["micro_batch_size"]},
+            WAYS[row["weights"]].weights,
+            memory,
+            value_copy="PPO" in name,
+            checkpointing=row["checkpointing"],
+            lora_rank=row["lora_rank"],
+        )
+        row["estimated_gib"] = needed / 2**30
+    return rounded(figures)
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
@@ -369,6 +394,11 @@ def observed_steps():
     return begin, steps
 
 
+def is_captured(step) -> bool:
+    "Has a graph been captured, and has none failed? `keep` lets a graph go, but not what it wrote."
+    return getattr(step, "cannot_capture", True) is False and hasattr(step, "logits")
+
+
 def graph_of(config, way: str, card: Card) -> dict:
     "One family in one precision: 64 responses of up to 48 tokens, whose rows end at different times."
     import torch
@@ -420,7 +450,7 @@ def graph_of(config, way: str, card: Card) -> dict:
     off = (logprobs - whole)[mask].abs()
     found = {
         "step": type(getattr(steps[0], "step", steps[0])).__name__,
-        "graph": all(getattr(step, "graph", None) is not None for step in steps),
+        "graph": all(is_captured(step) for step in steps),
         "warnings": sorted({str(w.message)[:300] for w in told}),
         "lengths": len(set(mask.sum(-1).tolist())),
         "mean_nats_off": off.mean().item(),
@@ -428,6 +458,7 @@ def graph_of(config, way: str, card: Card) -> dict:
         "bytes_grown": taken[-1] - taken[len(taken) // 3],
     }
     within = found["mean_nats_off"] <= MOST_NATS_OFF[way]
+    within = within and (found["graph"] or card.device == "cpu")
     if on_cpu is not None:
         width = max(ids.shape[1], on_cpu[0].shape[1])
         both = [torch.nn.functional.pad(x.cpu(), (0, width - x.shape[1])) for x in (ids, on_cpu[0])]
@@ -575,7 +606,7 @@ def speed(config, card: Card) -> dict:
         run(name, 0, memory := Meter(card, base))
         found[name] = {
             "peak_gib": {phase: x / 2**30 for phase, x in memory.bytes.items()},
-            "estimated_gib": ledger(config, sizes, way.weights) / 2**30,
+            "estimated_gib": ledger(config, sizes, way.weights, card.memory) / 2**30,
             "roofline_seconds": predicted(config, card, sizes, way.products),
         }
         meters[name] = Meter(card)
@@ -638,9 +669,10 @@ def pieces(card: Card) -> dict:
 
 
 # --- others -----------------------------------------------------------------------------------------------------------
-def generated(model, ids, mask, n: int, **cache):
+def generated(model, ids, mask, n: int, cache: str | None = None):
     "transformers' generate: n tokens of the whole distribution. The text, prompt included."
     model.generation_config.eos_token_id = None
+    model.generation_config.cache_implementation = cache
     return model.generate(
         ids,
         attention_mask=mask.long(),
@@ -648,7 +680,6 @@ def generated(model, ids, mask, n: int, **cache):
         top_k=0,
         max_new_tokens=n,
         pad_token_id=0,
-        **cache,
     )
 
 
@@ -666,7 +697,7 @@ def writers(config, card: Card, dtype: str) -> dict:
     ways = {
         "sample": lambda: sample(model, ids, mask, n, None, 0),
         "generate": lambda: generated(model, ids, mask, n),
-        "generate, static": lambda: generated(model, ids, mask, n, cache_implementation="static"),
+        "generate, static": lambda: generated(model, ids, mask, n, "static"),
     }
     meter, failed = Meter(card), {}
     for _ in range(1 + sizes["repeats"]):
@@ -799,10 +830,11 @@ def trl_iteration(config, card: Card) -> dict:
         model = made(config, card.device)
         model.save_pretrained(folder)
         model.config._name_or_path = folder  # where it looks for the reference model
-        steps = c.batch_size // c.micro_batch_size
+        rows = min(c.micro_batch_size, c.batch_size // MINIBATCHES)  # in a backward pass
+        steps = c.batch_size // rows
         args = GRPOConfig(
             output_dir=folder,
-            per_device_train_batch_size=c.micro_batch_size,
+            per_device_train_batch_size=rows,
             gradient_accumulation_steps=steps // MINIBATCHES,
             steps_per_generation=steps,
             num_generations=GROUP,
@@ -1040,6 +1072,7 @@ def first_plan(config, card: Card, values: str | None, lora_rank: int | None) ->
             config,
             card.large | {"micro_batch_size": plan.micro_batch_size},
             WAYS[plan.way].weights,
+            card.memory,
             value_copy=values is not None,
             checkpointing=plan.checkpointing,
             lora_rank=lora_rank,
@@ -1299,6 +1332,11 @@ def main(args: list[str] | None = None):
         help="nothing begins that may take longer than this is left; 9 without",
     )
     parser.add_argument(
+        "--estimates",
+        action="store_true",
+        help="measure nothing: put today's estimates of memory into the record",
+    )
+    parser.add_argument(
         "--only", default="", help="nothing whose name does not have this in it, as Llama"
     )
     parser.add_argument("--commit", help="of this source, where git cannot say")
@@ -1307,6 +1345,11 @@ def main(args: list[str] | None = None):
 
     if unknown := set(args.parts.split(",")) - set(PARTS):
         parser.error(f"no such part: {', '.join(unknown)}")
+    if args.estimates:
+        path = args.output or root / "evidence/gpu.json"
+        figures = estimate_again(json.loads(path.read_text("utf-8")))
+        path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        return
     if not args.rehearse:
         if not torch.cuda.is_available():
             raise SystemExit(

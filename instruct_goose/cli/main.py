@@ -46,6 +46,7 @@ from instruct_goose.core.files import (
     printable,
     read_json,
     replace_unprintable,
+    require_any_log,
     require_log,
     require_model_place,
     require_python_file,
@@ -244,7 +245,7 @@ COMMANDS = {
     "doctor": Command(
         "Read the metrics of a run and name what looks wrong.",
         load_doctor,
-        {"run_dir": require_log},
+        {"run_dir": require_any_log},
     ),
     "report": Command(
         "One page of a run: figures, curves, samples, findings, and a microscope on its tokens.",

@@ -8,17 +8,21 @@ __all__ = ['RULES', 'OF_THE_BUILT_IN_LOSS', 'LADDER', 'diagnose', 'nothing_found
 # %% ../../nbs/guides/doctor.ipynb #e4bc7d6c
 from collections.abc import Mapping, Sequence
 
+from .agreement import AGREEMENT_RULES
 from .recomputed import RECOMPUTED_RULES
 from .rules import Finding, is_rl_log, METRIC_RULES, Run
 
 # %% ../../nbs/guides/doctor.ipynb #26b08fb3
-RULES = (*METRIC_RULES, *RECOMPUTED_RULES)  # all that `diagnose` tries, in this order
+RULES = (*METRIC_RULES, *RECOMPUTED_RULES, *AGREEMENT_RULES)  # all that `diagnose` tries
 OF_THE_BUILT_IN_LOSS = (  # a trainer whose loss is its own is meant to differ here
     "policy loss scale",
     "value loss off",
     "entropy bonus off",
     "pull off",
     "value pull off",
+    "policy loss direction",
+    "clip bounds off",
+    "pull rounded",
 )
 
 
@@ -66,9 +70,15 @@ def nothing_found(metrics: Sequence[Mapping[str, object]] = ()) -> str:
 
 
 def untried_rules(
-    metrics: Sequence[Mapping[str, object]], tokens: Mapping[int, Sequence[Mapping]]
+    metrics: Sequence[Mapping[str, object]],
+    tokens: Mapping[int, Sequence[Mapping]],
+    config: Mapping[str, object] | None = None,  # None: rules for any settings are named
 ) -> list[str]:
-    "Name the rules that lack a metric, or a column of the recorded tokens."
+    """Name the rules that lack a metric, or a column of the recorded tokens.
+
+    Only those that could find something in a run of these settings.
+    """
+    run = Run(metrics, config, tokens)
     logged = {name for row in metrics for name, value in row.items() if value is not None}
     recorded: set[str] = set()
     for responses in tokens.values():
@@ -76,6 +86,8 @@ def untried_rules(
             recorded.update(response)
     untried = []
     for rule in RULES:
+        if not rule.applies(run):
+            continue
         if not logged.issuperset(rule.metrics) or not recorded.issuperset(rule.columns):
             untried.append(rule.name)
     return untried
@@ -85,6 +97,7 @@ def report(
     findings: Sequence[Finding],  # from `diagnose`
     metrics: Sequence[Mapping[str, object]] = (),  # the same, for what was not looked for
     tokens: Mapping[int, Sequence[Mapping]] | None = None,
+    config: Mapping[str, object] | None = None,
 ) -> str:
     """Write the findings as text.
 
@@ -101,7 +114,9 @@ def report(
             f"  cure   {finding.cure}.\n"
             f"  lesson nbs/{finding.lesson}.ipynb"
         )
-    untried = untried_rules(metrics, tokens or {})
-    if metrics and is_rl_log(metrics) and untried:
+    untried = []
+    if metrics and is_rl_log(metrics):
+        untried = untried_rules(metrics, tokens or {}, config)
+    if untried:
         lines.append(f"Not looked for, for want of numbers: {', '.join(untried)}.")
     return "\n".join(lines)

@@ -6,11 +6,12 @@
 __all__ = ['KL_BY_HAND', 'COMPARED_WITH', 'RECOMPUTED_RULES', 'other_rows_learnt', 'optimizer_steps', 'other_schedule',
            'other_step_size', 'parts_stand_still', 'other_discount', 'reference_moves', 'prompts_cut',
            'prompts_that_end', 'learnt_rows_held_out', 'few_pairs', 'chosen_falls', 'RecordedResponse',
-           'recorded_responses', 'sampled_columns', 'Comparison', 'disagreement', 'kl_charges', 'kl_charge_off',
-           'score_off', 'gae_by_hand', 'compared_by_hand', 'group_scale', 'AdvantagesByHand', 'advantages_by_hand',
-           'advantages_off', 'token_shares', 'responses_with_shares', 'log_ratio_by_level', 'surrogate_by_hand',
-           'penalty_by_hand', 'logprob_gradient_by_hand', 'has_known_loss', 'pull_off', 'value_pull_off',
-           'other_text_scored', 'same_prompts', 'nats_in_common', 'same_random_numbers', 'cached_scores']
+           'recorded_responses', 'sampled_columns', 'Comparison', 'place_of', 'disagreement', 'kl_charges',
+           'kl_charge_off', 'score_off', 'gae_by_hand', 'compared_by_hand', 'group_scale', 'AdvantagesByHand',
+           'advantages_by_hand', 'advantages_off', 'token_shares', 'responses_with_shares', 'log_ratio_by_level',
+           'surrogate_by_hand', 'penalty_by_hand', 'logprob_gradient_by_hand', 'has_known_loss', 'pull_off',
+           'value_pull_off', 'other_text_scored', 'same_prompts', 'nats_in_common', 'same_random_numbers',
+           'cached_scores']
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #33ad07db
 import math
@@ -25,7 +26,16 @@ import torch
 from torch import Tensor
 
 from ..config import lr_factor, RLHFConfig
-from .rules import above_limit, last_quarter, Rule, Run
+from ..core.checks import shorten
+from instruct_goose.doctor.rules import (
+    above_limit,
+    charges_kl,
+    has_reference,
+    last_quarter,
+    learns_values,
+    Rule,
+    Run,
+)
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #d0c70002
 def other_rows_learnt(run: Run) -> str | None:
@@ -236,10 +246,23 @@ def sampled_columns(record: Mapping, names: Sequence[str]) -> dict[str, Tensor]:
 class Comparison(NamedTuple):
     "Recorded numbers of one response beside those by hand, (n,) each."
 
-    iteration: int
+    response: RecordedResponse
     recorded: Tensor
     expected: Tensor  # NaN where it is not known
     tolerance: Tensor
+    first: int = 0  # the sampled token that the first of them belongs to
+
+
+def place_of(response: RecordedResponse, t: int) -> str:
+    "Name the t-th sampled token of a response, with its prompt and its iteration."
+    given = response.record.get("given") or [False] * len(response.record["tokens"])
+    sampled = [i for i, is_given in enumerate(given) if not is_given]
+    tokens = response.record["tokens"]
+    text = " ".join(tokens)
+    return (
+        f"token {sampled[t]}, {tokens[sampled[t]]!r}, of the response {shorten(text)} to the prompt "
+        f"{shorten(response.record['prompt'])} in iteration {response.iteration}"
+    )
 
 
 def disagreement(comparisons: Sequence[Comparison], what: str, share: float = 0.05) -> str | None:
@@ -252,9 +275,10 @@ def disagreement(comparisons: Sequence[Comparison], what: str, share: float = 0.
     recorded = torch.cat([comparison.recorded for comparison in comparisons])
     expected = torch.cat([comparison.expected for comparison in comparisons])
     tolerance = torch.cat([comparison.tolerance for comparison in comparisons])
-    iterations = []
+    places = []
     for comparison in comparisons:
-        iterations += [comparison.iteration] * len(comparison.recorded)
+        for t in range(len(comparison.recorded)):
+            places.append((comparison.response, comparison.first + t))
     is_known = expected.isfinite()
     distance = (recorded - expected).abs()
     is_bad = is_known & ~(distance <= tolerance)
@@ -264,8 +288,8 @@ def disagreement(comparisons: Sequence[Comparison], what: str, share: float = 0.
         return None
     worst = int(distance.where(is_bad, -1.0).argmax())
     return (
-        f"{what}: {bad} of {known} recorded numbers differ, in iteration {iterations[worst]} "
-        f"{recorded[worst]:.3g} from {expected[worst]:.3g} by hand"
+        f"{what}: {bad} of {known} recorded numbers differ, most {recorded[worst]:.3g} from "
+        f"{expected[worst]:.3g} by hand at {place_of(*places[worst])}"
     )
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #a0405329
@@ -301,7 +325,7 @@ def kl_charge_off(run: Run) -> str | None:
         recorded = response["rewards"][:-1]
         expected = -charge[:-1]
         tolerance = 3e-3 * (recorded.abs() + expected.abs()) + 1e-5
-        comparisons.append(Comparison(response.iteration, recorded, expected, tolerance))
+        comparisons.append(Comparison(response, recorded, expected, tolerance))
     return disagreement(comparisons, "rewards before the last token")
 
 
@@ -328,7 +352,8 @@ def score_off(run: Run) -> str | None:
         recorded = response["rewards"][-1:] + last_charge
         expected = torch.full_like(last_charge, score)
         tolerance = 3e-3 * (expected.abs() + last_charge.abs()) + 1e-4
-        comparisons.append(Comparison(response.iteration, recorded, expected, tolerance))
+        place = len(charge) - 1
+        comparisons.append(Comparison(response, recorded, expected, tolerance, place))
     return disagreement(comparisons, "the score as it is paid")
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #a749f0cb
@@ -441,14 +466,13 @@ def advantages_off(run: Run) -> str | None:
             if metrics.get("advantage_mean") is None or metrics.get("advantage_std", 0.0) < 1e-4:
                 continue
             shift = metrics["advantage_mean"]
-            scale = metrics["advantage_std"] * math.sqrt(tokens / (tokens - 1))
+            variance = metrics["advantage_std"] ** 2 * tokens / (tokens - 1)
+            scale = math.sqrt(variance + 1e-8)  # as `whiten` adds it
         if rounding > 0.2 * max(scale, raw.abs().max().item()):
             continue  # all of it is rounding
         expected = (raw - shift) / scale
         tolerance = rounding / scale + 0.01 * expected.abs() + 0.005
-        comparisons.append(
-            Comparison(response.iteration, response["advantages"], expected, tolerance)
-        )
+        comparisons.append(Comparison(response, response["advantages"], expected, tolerance))
     return disagreement(comparisons, "advantages")
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #4ee5e1d0
@@ -575,7 +599,7 @@ def pull_off(run: Run) -> str | None:
         size = share * response["advantages"].abs().max()
         tolerance = 0.01 * (expected.abs() + size) + 1e-9
         expected[(above - below).abs() > 5 * tolerance] = math.nan  # near a bound of the clip
-        comparisons.append(Comparison(response.iteration, response["pull"], expected, tolerance))
+        comparisons.append(Comparison(response, response["pull"], expected, tolerance))
     return disagreement(comparisons, "−∂L/∂log π after the update", 0.02)
 
 
@@ -608,7 +632,7 @@ def value_pull_off(run: Run) -> str | None:
         is_near_tie = (beyond > 0) & (larger.abs() < rounding)
         expected[is_near_clip | is_near_tie] = math.nan
         tolerance = config.vf_coef * share * rounding + 0.01 * recorded.abs() + 1e-9
-        comparisons.append(Comparison(response.iteration, recorded, expected, tolerance))
+        comparisons.append(Comparison(response, recorded, expected, tolerance))
     return disagreement(comparisons, "−∂L/∂V after the update", 0.02)
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #299303aa
@@ -739,6 +763,7 @@ RECOMPUTED_RULES = (
         what="the returns are made with another discount than the settings have",
         cure="one γ and one λ, from the settings",
         metrics=("return_gamma", "return_lam"),
+        applies=learns_values,
     ),
     Rule(
         reference_moves,
@@ -747,6 +772,7 @@ RECOMPUTED_RULES = (
         what="the reference moves, though ref_every is not set: nothing holds the policy",
         cure="a frozen copy that no optimizer knows: create_reference_model(model), made once",
         metrics=("reference_weight",),
+        applies=has_reference,
     ),
     Rule(
         prompts_cut,
@@ -797,6 +823,7 @@ RECOMPUTED_RULES = (
         ),
         cure="reward = −β·k(ℓ) at each token, with kl_estimator's k, and the score at the last one",
         columns=("rewards",),
+        applies=charges_kl,
     ),
     Rule(
         score_off,
@@ -835,6 +862,7 @@ RECOMPUTED_RULES = (
         what="the loss does not pull the values as its settings say",
         cure="unless the loss is your own: vf_coef·½(V − R̂)², the larger with the value clip",
         columns=("value_pull", "values_now"),
+        applies=learns_values,
     ),
     Rule(
         other_text_scored,

@@ -7,7 +7,7 @@ __all__ = ['RowFunction', 'ACTIVATIONS', 'FAMILIES', 'is_plain_cache', 'LibraryS
            'attention', 'rotate_halves', 'LayerFunctions', 'ModelFunctions', 'OwnSteps', 'CaptureSpace',
            'capture_space', 'GraphSteps', 'concat_weights', 'linear_layer', 'conv1d_layer', 'layer_norm',
            'gpt2_functions', 'rms_norm', 'llama_functions', 'only_marks_gradients', 'is_unhooked', 'has_static_steps',
-           'has_own_steps', 'start_decoding']
+           'has_own_steps', 'product_rounding', 'start_decoding']
 
 # %% ../../nbs/reference/models/decoding.ipynb #499dfbc2
 import inspect
@@ -390,11 +390,16 @@ class GraphSteps:
     step that cannot be captured goes on without a graph, with a warning.
     """
 
+    token: Tensor  # what the graph reads, (rows,)
+    logits: Tensor  # what it writes, (rows, V)
+
     def __init__(self, step: OwnSteps | StaticSteps):
         self.step = step
         self.is_warm = True  # `start_decoding` has made a step with this number of rows
         self.cannot_capture = False
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.token = torch.empty(0, dtype=torch.long)  # once there is a graph, what it reads
+        self.logits = torch.empty(0)  # and writes
 
     def capture(self, token: Tensor) -> torch.cuda.CUDAGraph:
         """Record a step of these tokens; `self.token` and `self.logits` are its ends.
@@ -633,6 +638,17 @@ def has_own_steps(model: PreTrainedModel) -> bool:
     kinds = {(type(p), p.device, p.dtype) for p in model.parameters()}
     return kinds == {(nn.Parameter, model.device, dtype)} and is_unhooked(model)
 
+# %% ../../nbs/reference/models/decoding.ipynb #de995dfc
+def product_rounding(logits: Tensor) -> float:
+    """Say how coarse matrix products of this type are: the step from 1 to the next number.
+
+    With TF32, products of float32 numbers on a GPU keep 10 of 23 bits.
+    """
+    is_tf32 = logits.is_cuda and torch.get_float32_matmul_precision() != "highest"
+    if is_tf32 and logits.dtype == torch.float32:
+        return 2.0**-10
+    return torch.finfo(logits.dtype).eps
+
 # %% ../../nbs/reference/models/decoding.ipynb #cd08fd11
 def start_decoding(
     model: PreTrainedModel,  # in evaluation mode
@@ -644,8 +660,8 @@ def start_decoding(
     """Read the queries, and make what turns each further token into the next logits.
 
     The queries go through the model's forward, and their last column once more through a faster
-    step. The faster step goes on if |its logits − the model's| ≤ max(10⁻⁵, 16·eps)·max(1, |the
-    model's|) everywhere. Warns if they differ, and if a graph is asked for and cannot be made.
+    step. The faster step goes on if |its logits − the model's| ≤ max(10⁻⁵, 16·ε)·max(1, |the
+    model's|) everywhere, ε as of `product_rounding`. Warns if they differ, and if a graph is asked for and cannot be made.
     Raises TypeError for a model without a cache.
     """
     library = LibrarySteps(model, mask, max_new_tokens)
@@ -661,7 +677,7 @@ def start_decoding(
         if step is not None:
             gap = (step(ids[:, -1]) - logits).abs().max()
             size = logits.abs().max()
-            tolerance = max(1e-5, 16 * torch.finfo(logits.dtype).eps)
+            tolerance = max(1e-5, 16 * product_rounding(logits))
             if gap <= tolerance * size.clamp(min=1):
                 return logits, GraphSteps(step) if graph else step
             if size.isfinite():

@@ -42,7 +42,7 @@ from instruct_goose.core.files import (
     write_atomically,
 )
 from instruct_goose.core.processes import (
-    counted,
+    with_progress,
     find_device,
     on_main,
     require_one_process,
@@ -62,6 +62,7 @@ from instruct_goose.models.loading import (
 from ..models.rendering import Renderer, template_columns
 from ..models.reward_model import RewardModel
 from ..models.tokens import token_limit
+from ..objective.logprobs_in_pieces import tile_bytes
 from instruct_goose.recipes.inputs import (
     as_yaml,
     load_reward,
@@ -93,7 +94,6 @@ from instruct_goose.recipes.training import (
     fingerprint_of_prompts,
     own_loss,
     train_and_report,
-    TrainingJob,
 )
 from ..rollouts.evaluation import plot_metrics
 from ..rollouts.prompts import encode_rows, model_eos_ids, room_for_prompts
@@ -104,6 +104,7 @@ from instruct_goose.runs.directory import (
     in_run_directory,
     input_digests,
     settings_of,
+    TrainingJob,
     truncate_log,
 )
 from ..runs.resume import CheckpointManager
@@ -426,9 +427,11 @@ def memory_of_run(config: TrainConfig, inputs: RunInputs) -> str:  # a table
         longest,
         config.max_new_tokens,
         config.lora_rank,
+        reference=config.needs_reference,
         value_copy=config.value_model == "copy" and config.advantage == "gae",
         four_bits=config.four_bits,
         checkpointing=config.gradient_checkpointing,
+        tile=tile_bytes(find_device(config.device)),
     )
     return memory_table(memory)
 
@@ -971,7 +974,7 @@ def log_ratios(
     pad_id = padding_id(inputs.tokenizer, inputs.model)
     fitted = fit_to_context(rows, inputs.model, inputs.tokenizer, long_rows, "held-out row")
     ratios = []
-    for row in counted(list(fitted.values()), desc):
+    for row in with_progress(list(fitted.values()), desc):
         policy = row_logprobs(inputs.model, row, pad_id)
         ratios.append((policy - row_logprobs(inputs.partner, row, pad_id)).tolist())
     return ratios

@@ -287,7 +287,7 @@ def run_stages(config: QuickstartConfig, out: Path, manager: CheckpointManager) 
             config,
             *writing,
             manager.stage("baselines"),
-            given=True,
+            prompts_given=True,
             batch_size=config.sft_batch_size,
         )
     return improve(

@@ -36,7 +36,7 @@ from instruct_goose.core.checks import (
     Threads,
 )
 from ..core.files import text_table
-from ..core.processes import counted, find_device
+from ..core.processes import find_device, with_progress
 from ..core.random import stage_seed
 from ..models.adapters import with_lora
 from ..models.agent import Agent, create_reference_model
@@ -184,15 +184,15 @@ def figures_of(
     kls = []
     tokens = 0
     log_likelihood = 0.0  # under the reference, in nats
-    chunks = counted(range(0, n, trainer.config.batch_size), desc)
+    chunks = with_progress(range(0, n, trainer.config.batch_size), desc)
     for _, part in zip(chunks, trainer.answers(prompts, greedy), strict=True):
-        notes = trainer.annotate(part)
+        annotations = trainer.annotate(part)
         parts.append(part)
-        if notes.kl is None or notes.ref_logprobs is None:
+        if annotations.kl is None or annotations.ref_logprobs is None:
             raise ValueError("the figures compare with a reference: give the trainer ref_model=")
-        kls.append(masked_sum(notes.kl, part.mask, dim=-1))
+        kls.append(masked_sum(annotations.kl, part.mask, dim=-1))
         tokens += int(part.mask.sum())
-        log_likelihood += float(notes.ref_logprobs.sum())
+        log_likelihood += float(annotations.ref_logprobs.sum())
     rollout = concat(parts)
     figures = task.figures(rollout, trainer) | {
         "kl_to_reference": torch.cat(kls).mean().item(),

@@ -25,7 +25,6 @@ from ..core.random import stage_seed
 from ..models.agent import Agent
 from ..models.reward_model import RewardModel
 from .inputs import PlugIns
-from .training import run_job, TrainingJob
 from ..rollouts.evaluation import best_of_n, kl_to_reference, plot_metrics, generate
 from ..rollouts.rewards import Rewards
 from instruct_goose.rollouts.rollout import (
@@ -33,7 +32,12 @@ from instruct_goose.rollouts.rollout import (
     require_texts,
     Rollout,
 )
-from ..runs.directory import saving_conflicts, settings_of
+from instruct_goose.runs.directory import (
+    saving_conflicts,
+    settings_of,
+    train_policy,
+    TrainingJob,
+)
 from ..runs.resume import CheckpointManager, MAIN, Stage
 from ..runs.trackers import Track, TrackEvery
 from ..supervised.sft import train_lm
@@ -202,7 +206,7 @@ def make_baselines(
     prompts: list[str],
     measure: Measure,
     stage: Stage | None = None,  # keeps checkpoints
-    given: bool = False,  # whether the prompts are given; else they are learnt as well
+    prompts_given: bool = False,  # else they are learnt as well
     **batch: Any,  # batch_size or batch_tokens of `train_lm`
 ) -> dict[str, Figures]:  # by the baseline's name
     """Measure the best of n texts by score, and SFT on those of them that ended.
@@ -228,7 +232,7 @@ def make_baselines(
             tuned,
             tokenizer,
             require_texts(ended),
-            prompts=ended.prompts if given else None,
+            prompts=ended.prompts if prompts_given else None,
             steps=config.tune_steps,
             lr=config.tune_lr,
             seed=stage_seed(config.seed, "tune"),
@@ -312,7 +316,7 @@ def improve(
         f"\n{algorithm}: {config.steps} times, write {config.batch_size} texts, score them, "
         f"make the better ones likelier; each nat of KL to the SFT model costs {config.beta}."
     )
-    metrics = run_job(trainer, job, out, manager.stage(MAIN))
+    metrics = train_policy(trainer, job, out, manager.stage(MAIN))
     trainer.save_pretrained(out / "policy")
     texts_after, after = measure()
     others = {}

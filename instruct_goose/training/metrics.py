@@ -7,8 +7,8 @@ __all__ = ['Metrics', 'WATCHED', 'BARS', 'UNLOGGED_PARTS', 'MAX_TABLE_SIZE', 'MA
            'text_metrics', 'estimate_discounts', 'advantage_metrics', 'prompt_nll', 'gradient_slopes',
            'expected_negative_gradients', 'json_number', 'json_numbers', 'History', 'sparkline', 'rollout_metrics',
            'score_metrics', 'sampler_metrics', 'ratio_metrics', 'step_metrics', 'check_first_step', 'held_out_logged',
-           'update_metrics', 'timing', 'trainer_metrics', 'prompt_metrics', 'sample_weights', 'weight_changes',
-           'PolicyChange', 'progress_line']
+           'update_metrics', 'timing', 'trainer_metrics', 'moment_norm', 'prompt_metrics', 'sample_weights',
+           'weight_changes', 'PolicyChange', 'progress_line']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ..config import precision, RLHFConfig
+from ..data.rows import TEMPLATE_COLUMNS
 from ..models.agent import Agent
 from ..models.families import vocabulary_size
 from ..models.response import response_logprobs
@@ -38,7 +39,7 @@ from instruct_goose.objective.masks import (
     masked_sum,
     masked_var,
 )
-from ..objective.policy_loss import held_shares, policy_loss, probability_ratio
+from ..objective.policy_loss import clipped_shares, policy_loss, probability_ratio
 from ..objective.value_loss import explained_variance
 from instruct_goose.rollouts.rollout import (
     finished,
@@ -117,8 +118,8 @@ def estimate_discounts(
     """Estimate γ and λ from the returns that were made with them.
 
     R̂ₜ − rₜ = γ(1 − λ)·Vₜ₊₁ + γλ·R̂ₜ₊₁, solved by least squares over all pairs of neighbouring
-    tokens. Both are NaN where that is undetermined: values that are 0, or returns that are the
-    values.
+    tokens. Both are NaN where that is undetermined: values that are 0, returns that are the
+    values, or float32's rounding of large returns, which could move γ by more than 0.001.
     """
     is_pair = mask[:, 1:] & mask[:, :-1]
     next_value = values[:, 1:][is_pair].double()
@@ -128,14 +129,20 @@ def estimate_discounts(
     vv = next_value @ next_value
     vr = next_value @ next_return
     rr = next_return @ next_return
-    vt = next_value @ target
-    rt = next_return @ target
     determinant = vv * rr - vr * vr
     determinant = determinant.where(determinant > 1e-6 * vv * rr, torch.nan)
-    x = (rr * vt - vr * rt) / determinant  # γ(1 − λ)
-    y = (vv * rt - vr * vt) / determinant  # γλ
-    gamma = x + y
-    return gamma, y / gamma
+    of_value = (rr * next_value - vr * next_return) / determinant  # x = of_value · target
+    of_return = (vv * next_return - vr * next_value) / determinant  # y = of_return · target
+    x = of_value @ target  # γ(1 − λ)
+    y = of_return @ target  # γλ
+    gamma = (x + y).where(determinant.isfinite(), torch.nan)  # no pair: an empty sum
+
+    size = rewards.abs() + values.abs() + returns.abs()
+    rounding = 4 * torch.finfo(torch.float32).eps * size[:, :-1][is_pair].double()
+    gamma_error = (of_value + of_return).abs() @ rounding
+    gamma = gamma.where(gamma_error < 1e-3, torch.nan)
+    lam = (y / gamma).where(of_return.abs() @ rounding < 1e-3 * gamma.abs(), torch.nan)
+    return gamma, lam
 
 # %% ../../nbs/reference/training/metrics.ipynb #ff6e6bc7
 def advantage_metrics(experience: Experience, config: RLHFConfig) -> dict[str, Tensor]:
@@ -354,6 +361,8 @@ def rollout_metrics(
     }
     if host.environment_mask is not None:
         measured["given_tokens"] = host.environment_mask.sum() / len(host)
+    for name, counts in (host.episodes or {}).items():
+        measured[name] = sum(counts) / len(host)
     return json_numbers(measured)
 
 
@@ -438,7 +447,7 @@ def ratio_metrics(
     """
     mask = batch.mask
     ratio = probability_ratio(logprobs, batch.old_logprobs, mask, level=config.ratio_level)
-    measured = held_shares(
+    measured = clipped_shares(
         config.surrogate,
         ratio,
         batch.advantages,
@@ -552,7 +561,11 @@ def update_metrics(
 
 
 def timing(seconds: Mapping[str, float], tokens: float | int | None) -> Metrics:
-    "Log the seconds of each phase of an iteration, and sampled tokens per second."
+    """Log the seconds of each phase of an iteration, and sampled tokens per second.
+
+    As `seconds_rollout` and `tokens_per_second_rollout`, for each phase; the speed is None for a
+    phase that took no time.
+    """
     log: Metrics = {}
     for phase, duration in seconds.items():
         log[f"seconds_{phase}"] = duration
@@ -571,8 +584,8 @@ def trainer_metrics(
 ) -> Metrics:
     """Log what the doctor asks of models and optimizer, beside rollout and update.
 
-    The learning rate, ε of the policy's precision, Adam's count of steps, a mean that changes with
-    the reference, and `prompt_nll`.
+    The learning rate, ε of the policy's precision, Adam's count of steps and the norm of its first
+    moment, a mean that changes with the reference, and `prompt_nll`.
     """
     steps = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
     reference_weight = None
@@ -583,9 +596,26 @@ def trainer_metrics(
         "lr": optimizer.param_groups[0]["lr"],
         "rounding": rounding(agent.model, config),
         "optimizer_age": steps[0] if steps else None,  # Adam's count of its steps
+        "moment_norm": json_number(moment_norm(agent, optimizer)),
         "reference_weight": reference_weight,  # another one: another reference
         "prompt_nll": json_number(prompt_nll(ref_model or agent.model, experience)),
     }
+
+
+def moment_norm(agent: Agent, optimizer: Optimizer) -> Tensor | None:
+    """Compute the norm of Adam's first moment of the policy, an average of clipped gradients.
+
+    It is at most max_grad_norm. None for another optimizer, and where weights are shards.
+    """
+    norms = []
+    for parameter in agent.policy_parameters():
+        moment = optimizer.state.get(parameter, {}).get("exp_avg")
+        if moment is None:
+            continue
+        if hasattr(moment, "full_tensor"):
+            return None
+        norms.append(torch.linalg.vector_norm(moment.float()))
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
 # %% ../../nbs/reference/training/metrics.ipynb #48110085
 def prompt_metrics(prompts: Sequence | dict, rollout: Rollout) -> Metrics:
@@ -602,7 +632,7 @@ def prompt_metrics(prompts: Sequence | dict, rollout: Rollout) -> Metrics:
         if text is not None and rollout.prompts:
             is_kept.append(_bare_text(text) in encoded)
     return {
-        "prompts_given": len({str(row) for row in rows}),
+        "prompts_given": len({_what_is_read(row) for row in rows}),
         "prompts_kept": sum(is_kept) / len(is_kept) if is_kept else None,
     }
 
@@ -613,6 +643,13 @@ def _prompt_text(row: object) -> str | None:
     if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict):
         prompt = prompt[-1].get("content")
     return prompt if isinstance(prompt, str) else None
+
+
+def _what_is_read(row: object) -> str:
+    "What the policy reads of a prompt: not the columns that only a reward or a game reads."
+    if not isinstance(row, Mapping):
+        return str(row)
+    return str([row.get(name) for name in ("prompt", "ids", *TEMPLATE_COLUMNS)])
 
 
 def _bare_text(text: str) -> str:
@@ -650,7 +687,7 @@ def weight_changes(
     has_gradient = [gradient != 0 for gradient in sample_weights(gradients)]
     moved = [(step != 0) & pulled for step, pulled in zip(steps, has_gradient, strict=True)]
 
-    tensor_has_gradient = torch.stack([pulled.any() for pulled in has_gradient])
+    sampled_gradient = torch.stack([pulled.any() for pulled in has_gradient])
     tensor_moved = torch.stack([x.any() for x in moved])
     step = torch.cat(steps)
     return {
@@ -658,8 +695,8 @@ def weight_changes(
         "update_ratio": step.norm() / torch.cat(list(before)).norm(),
         "weights_moved": torch.cat(moved).sum() / torch.cat(has_gradient).sum(),
         "weight_step": step.square().mean().sqrt(),
-        "tensors_without_gradient": (~tensor_has_gradient).float().mean(),
-        "tensors_still": (tensor_has_gradient & ~tensor_moved).float().mean(),
+        "tensors_without_gradient": (torch.stack(norms) == 0).float().mean(),
+        "tensors_still": (sampled_gradient & ~tensor_moved).float().mean(),
     }
 
 # %% ../../nbs/reference/training/metrics.ipynb #bb349912
@@ -689,7 +726,11 @@ class PolicyChange:
 
     @torch.no_grad()
     def all_logprobs(self, rollout: Rollout) -> Float[Tensor, "tokens vocab"]:
-        "Compute log π(·|sₜ) of every sampled token's state, over all words."
+        """Compute log π(·|sₜ) of every sampled token's state, over all words.
+
+        At the temperature that sampled; rows are the sampled tokens, response after response. No
+        gradient.
+        """
         tables = []
         with precision(self.config, rollout.mask.device):
             for rows in micro_batch_slices(rollout, self.config):
@@ -720,7 +761,11 @@ class PolicyChange:
 
 # %% ../../nbs/reference/training/metrics.ipynb #ba5e0002
 def progress_line(metrics: Metrics) -> str:
-    "Write reward, KL, entropy, clipped tokens and speed, as far as they are known."
+    """Write an iteration in a line: reward, KL, entropy, clipped tokens and speed.
+
+    KL in nats per response, entropy in nats per token, speed in sampled tokens per second. What
+    was not logged is left out.
+    """
     seconds = 0.0
     for name, duration in metrics.items():
         if name.startswith("seconds_"):

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from deep import first
 
 from instruct_goose.cli.commands import PrintableStreamer, SampleConfig
 from instruct_goose.cli.main import COMMANDS, as_flags, flag_table, flags, in_a_shell, main
+from instruct_goose.config import RLHFConfig
 from instruct_goose.core.processes import ProgressBar
 from instruct_goose.data.shapes import SHAPES
 from instruct_goose.objective.group import PRESETS
@@ -234,19 +236,50 @@ HEALTHY = [
 ]
 
 
-@pytest.mark.parametrize("deviation, says", [(0.9, "0.9"), (1e-6, "Nothing looks wrong")])
-def test_doctor_names_what_looks_wrong_and_exits_0(tmp_path, capsys, deviation, says):
+def test_probe_takes_the_settings_of_a_run(tmp_path, capsys):
+    config = asdict(RLHFConfig.preset("grpo", batch_size=16))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"iteration": 0, "reward_mean": 1.0}) + "\n")
+    main(["probe", str(tmp_path), "advantage_sign", "credit"])
+    shown = capsys.readouterr().out
+    assert "1 of 2 passed, 1 skipped," in shown and "there are no values" in shown
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(SystemExit, match="does not hold the settings of a trainer"):
+        main(["probe", str(tmp_path), "credit"])
+
+
+def doctor_status(*words):
+    "The exit status of the doctor; 0 where it ends as a function."
+    try:
+        main(["doctor", *map(str, words)])
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+@pytest.mark.parametrize(
+    "changes, says, status, strict",
+    [
+        ({"max_sampler_deviation": 0.9}, "0.9", 3, 3),
+        ({"prompts_ended": 0.5}, "prompts that end", 0, 3),
+        ({}, "Nothing looks wrong", 0, 0),
+    ],
+)
+def test_doctor_names_what_looks_wrong_and_its_exit_status_says_so(
+    tmp_path, capsys, changes, says, status, strict
+):
     (tmp_path / "metrics.jsonl").write_text(
-        "".join(json.dumps(m | {"max_sampler_deviation": deviation}) + "\n" for m in HEALTHY)
+        "".join(json.dumps(m | changes) + "\n" for m in HEALTHY)
     )
-    main(["doctor", str(tmp_path)])
+    assert doctor_status(tmp_path) == status
     shown = capsys.readouterr()
     assert says in shown.out and "no config.json" in shown.out and not shown.err
-    main(["doctor", str(tmp_path), "--json"])
+    assert doctor_status(tmp_path, "--json") == status
     findings = json.loads(capsys.readouterr().out)
-    assert bool(findings) == (deviation > 0.1) and all(
+    assert bool(findings) == bool(changes) and all(
         {"name", "severity", "what", "evidence", "lesson", "cure"} <= f.keys() for f in findings
     )
+    assert doctor_status(tmp_path, "--strict") == strict
 
 
 @pytest.mark.parametrize(

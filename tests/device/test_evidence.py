@@ -88,7 +88,9 @@ def test_what_is_too_large_for_the_card_is_not_tried(gpu, monkeypatch):
         sizes = gpu.TINY | {"micro_batch_size": plan.micro_batch_size}
         weights = gpu.WAYS[plan.way].weights
         needs.append(
-            gpu.ledger(config, sizes, weights, value_copy=True, checkpointing=plan.checkpointing)
+            gpu.ledger(
+                config, sizes, weights, 2**40, value_copy=True, checkpointing=plan.checkpointing
+            )
         )
     assert needs == sorted(needs, reverse=True)
     for plan, needed in zip(gpu.plans(card, None), needs, strict=True):
@@ -156,9 +158,9 @@ def test_the_loop_by_hand_does_what_the_trainer_does(gpu):
 
 
 def test_the_site_reads_old_records_and_new_ones(gpu, tmp_path):
-    from gpu_table import NONE, gpu_speed, gpu_table
+    from gpu_table import EARLIER, NONE, gpu_speed, gpu_table
 
-    old = gpu_table()
+    old = gpu_table(EARLIER, None)
     assert (
         "NVIDIA H100 80GB HBM3 (79 GiB" in old
         and "2026-11-22" in old
@@ -168,8 +170,8 @@ def test_the_site_reads_old_records_and_new_ones(gpu, tmp_path):
         "1.8e-06 (1.3e-04)" in old
         and "to the bit" in old
         and "human score 0.26 before, 2.48 after" in old
-        and "3,212" in gpu_speed()
-        and "H100" in gpu_speed()
+        and "3,212" in gpu_speed(EARLIER)
+        and "H100" in gpu_speed(EARLIER)
     )
 
     def each(x):
@@ -212,7 +214,7 @@ def test_the_site_reads_old_records_and_new_ones(gpu, tmp_path):
     }
     path = tmp_path / "gpu.json"
     path.write_text(json.dumps(new))
-    text = gpu_table(path)
+    text = gpu_table(path, None)
     for line in (
         "A card (24 GiB, CUDA 13, torch 2.12), 2030-01-02, commit `abcdefg`",
         "| M | w | 5,000 | 5,000 | 5,000 | 3.0 | 50% | 0.0625 | 3 |",
@@ -230,8 +232,25 @@ def test_the_site_reads_old_records_and_new_ones(gpu, tmp_path):
         json.dumps({k: x for k, x in new.items() if k not in ("speed", "others", "large")})
     )
     assert "A card" in gpu_table(path) and gpu_speed(path) == ""  # a run that was killed early
+    both = gpu_table(path)
+    assert "Not measured again since one NVIDIA H100" in both and "human score 0.26" in both
     path.write_text(json.dumps(new | {"rehearsal": True}))
     assert gpu_table(path) == NONE and gpu_speed(path) == ""
+
+
+def test_the_estimate_of_memory_is_near_what_a_card_needed(gpu):
+    "The record's peaks, and those of the same iteration with gradient checkpointing and 16 rows: 30.2 GiB."
+    text = (ROOT / "evidence/gpu.json").read_text("utf-8")
+    record = json.loads(text)
+    assert gpu.estimate_again(json.loads(text)) == record
+    rows = [row for ways in record["speed"].values() for row in ways.values()]
+    for row in [*rows, *record["large"].values()]:
+        assert 0.85 < row["estimated_gib"] / max(row["peak_gib"].values()) < 1.15
+    sizes = record["large_sizes"] | {"micro_batch_size": 16}
+    needed = gpu.ledger(
+        gpu.large_configs(False)["1 B"], sizes, "float32", 139.8 * 2**30, checkpointing=True
+    )
+    assert 0.85 < needed / 2**30 / 30.2 < 1.15
 
 
 @pytest.mark.deep

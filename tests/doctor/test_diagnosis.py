@@ -89,6 +89,8 @@ HEALTH = dict(
     reference_weight=0.1,
     advantage_mean=0.0,
     clipped_norm=0.5,
+    tensors_without_gradient=0.0,
+    moment_norm=0.3,
 )
 
 
@@ -218,6 +220,22 @@ CAP = {"importance_mean": 0.99}
         ({"distinct_2": lambda i: max(0.1, 0.6 - 0.1 * i)}, ["variety collapse"]),
         ({"reward_std": 0.01}, ["small rewards"]),
         (
+            {"kl_to_reference": 0.0, "kl_estimate": 0.0, "total_reward_mean": 0.5},
+            ["reference is the policy"],
+        ),
+        (
+            {"kl_estimate": lambda i: 0.1 * i + 0.2, "reference_moved": 1.0},
+            ["reference of other tokens"],
+        ),
+        ({"policy_gradient_cosine": 0.98}, ["policy loss direction"]),
+        ({"weights_moved": 0.001}, ["policy stands still"]),
+        ({"weights_moved": 0.3, "rounding": 2**-7}, ["steps rounded away"]),
+        ({"weights_moved": 0.3}, []),
+        ({"tensors_without_gradient": 0.2}, ["parts without gradient"]),
+        ({"tensors_without_gradient": 0.2, "response_length": 1.0, "tokens": 100}, []),
+        ({"distinct_responses": 0.1}, ["same responses"]),
+        ({"value_error": lambda i: 0.5 * i}, ["harmful values"]),
+        (
             {"reward_std": 0.01, "total_reward_mean": 0.5},
             [],
         ),  # no KL in the reward: the scale is free
@@ -241,6 +259,11 @@ SETTINGS_ASKED = asdict(RLHFConfig(steps=12, lr=1e-3, batch_size=100, max_kl_to_
         ({"weight_step": 0.2}, {}, "other step size"),
         ({"value_weight_step": 1e-7}, {}, "other step size"),
         ({"tensors_still": 0.2}, {}, "parts stand still"),
+        ({"updates": 3, "optimizer_age": lambda i: 3 * i + 3}, {}, "updates missing"),
+        ({"moment_norm": 1.1}, {}, "gradient not clipped"),
+        ({"clipped_norm": 1.1}, {}, "gradient not clipped"),
+        ({"beta": lambda i: 0.1 + 0.001 * i}, {}, "other beta"),
+        ({}, {"kl_target": 2.0}, "other beta"),
     ],
 )
 def test_what_the_settings_ask_for(changes, settings, name):
@@ -343,6 +366,52 @@ def test_one_number_is_enough_and_the_report_says_what_was_not_looked_for():
     assert report([], log()).rpartition("for want of numbers: ")[2].rstrip(".").split(", ") == [
         rule.name for rule in RULES if rule.columns
     ]
+
+
+def test_what_cannot_be_wrong_by_the_settings_is_not_listed():
+    few = [{"entropy": 1.5}, {"entropy": 1.4}]
+    unread = report([], few, config={"advantage": "group_mean", "beta": 0.0, "kl_target": None})
+    for absent in ("values stand still", "value loss off", "start KL", "KL sign", "drift"):
+        assert absent in report([], few) and absent not in unread
+    assert "noisy forward" in unread and "equal rewards" in unread
+
+
+@pytest.mark.parametrize(
+    "low, high, mean, says",
+    [
+        (0.0, 1.0, 1.0, "all right"),
+        (0.0, 1.0, 0.0, "all wrong"),
+        (0.0, 1.0, 0.5, "Some prompts are always right"),
+        (0.0, 0.0, 0.0, "No response has earned more"),
+        (None, None, None, "nothing to learn from"),
+    ],
+)
+def test_equal_rewards_are_right_or_wrong(low, high, mean, says):
+    "The run began with scores of 0 and 1."
+    changes = {"reward_min": low, "reward_max": high, "reward_mean": mean, "reward_std": 0.0}
+    (finding,) = diagnose(log(**changes, total_reward_mean=None))
+    assert finding.name == "equal rewards" and says in finding.what
+
+
+@pytest.mark.parametrize("tokens, found", [(830, True), (8.3, False)])
+def test_a_single_response_has_no_equal_rewards(tokens, found):
+    few = log(reward_std=0.0, tokens=tokens, sampled_nll=None)
+    assert ("equal rewards" in names(few)) == found
+
+
+def test_one_heavy_tailed_iteration_is_no_wrong_kl():
+    "k3 of one response may be large: nothing is said unless most iterations are above the KL."
+    assert names(log(kl_estimate=lambda i: 30.0 if i == 5 else 0.1 * i)) == []
+    assert names(log(total_reward_mean=lambda i: 3.0 if i == 5 else 0.5 - 0.01 * i)) == []
+
+
+def test_rounding_of_large_scores_is_no_kl():
+    large = log(reward_mean=1e6, total_reward_mean=lambda i: 1e6 + 0.0625 * (i % 2))
+    assert "KL sign" not in names(large)
+
+
+def test_values_that_are_right_may_stand_still():
+    assert names(log(value_mean=0.5, return_mean=0.5, return_std=0.0)) == []
 
 
 def test_iterations_are_counted_where_they_are_not_logged():

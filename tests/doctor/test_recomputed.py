@@ -2,42 +2,11 @@
 column is changed.
 """
 
-import copy
-import sys
-from pathlib import Path
-
 import pytest
+from small_runs import each, run
 
-from instruct_goose.doctor.diagnosis import RULES, diagnose
-
-sys.path.append(str(Path(__file__).parents[2] / "evidence"))
-from doctor_unseen import USUAL, a_run
-
-healthy = {}
-
-
-def run(**settings):
-    "A healthy run, once for each settings."
-    key = str(settings)
-    if key not in healthy:
-        healthy[key] = a_run(
-            USUAL
-            | dict(steps=8, max_new_tokens=6, ent_coef=0.02, whiten_advantages=False)
-            | settings
-        )
-    log, config, tokens = healthy[key]
-    return log, config, copy.deepcopy(tokens)
-
-
-def each(change):
-    "A change of every recorded response."
-
-    def changed(tokens):
-        for i, rows in tokens.items():
-            for k, r in enumerate(rows):
-                change(r, i, k)
-
-    return changed
+from instruct_goose.doctor.diagnosis import diagnose
+from instruct_goose.doctor.recomputed import RECOMPUTED_RULES
 
 
 def scaled(name, by, where=slice(None)):
@@ -114,7 +83,9 @@ def test_the_same_prompts_are_named_from_the_fourth_record_on(recorded, named):
 
 
 def test_every_rule_on_tokens_is_tried_above():
-    assert {name for name, *_ in CHANGES} == {rule.name for rule in RULES if rule.columns}
+    assert {name for name, *_ in CHANGES} == {
+        rule.name for rule in RECOMPUTED_RULES if rule.columns
+    }
 
 
 def test_numbers_that_are_not_there_are_left_out():

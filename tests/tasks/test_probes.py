@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,17 @@ import torch
 from deep import first
 from torch import nn
 
-from instruct_goose.tasks.probes import ACTIONS, BROKEN, optimum, run_probes, tiny_world, values_at
+from instruct_goose.config import RLHFConfig
+from instruct_goose.tasks.probes import (
+    ACTIONS,
+    BROKEN,
+    in_own_settings,
+    optimum,
+    run_probes,
+    tiny_world,
+    values_at,
+    why_not,
+)
 from instruct_goose.training.trainer import RLHFTrainer
 
 root = Path(__file__).parents[2]
@@ -164,3 +175,51 @@ def test_a_trainer_that_raises_or_diverges_has_failed(broken, says):
     assert result.passed is False and says in result.note and "look at" in str(result)
     if not says:
         assert math.isnan(result.numbers["π(a)"][0])
+
+
+OWN = {
+    "ppo": {"kl": None, "credit": None},
+    "grpo": {"kl": "another optimum", "credit": "no values", "rows": None},
+    "rloo": {"kl": None, "value_head": "no values"},
+}
+
+
+@pytest.mark.parametrize("preset", OWN)
+def test_probes_that_do_not_apply_to_a_runs_settings_say_why(preset):
+    own = asdict(RLHFConfig.preset(preset, batch_size=64))
+    for name, reason in OWN[preset].items():
+        said = why_not(name, own)
+        assert said is None if reason is None else reason in said
+
+
+def test_an_entropy_bonus_moves_the_optimum_of_the_kl():
+    own = asdict(RLHFConfig(ent_coef=0.01))
+    assert why_not("kl", own) == why_not("temperature", own) == "an entropy bonus moves the optimum"
+
+
+def test_a_healthy_grpo_trainer_passes_in_its_own_settings_and_one_with_the_sign_reversed_fails():
+    own = asdict(RLHFConfig.preset("grpo", batch_size=64, eval_every=2, micro_batch_size=8))
+    (healthy,) = run_probes(only=["advantage_sign"], own=own)
+    assert healthy.passed is True
+
+    class Reversed(RLHFTrainer):
+        def loss(self, new, batch):
+            assert self.config.group_size == own["group_size"] and self.config.eval_every
+            assert len(batch) <= self.config.batch_size // 3
+            value, parts = super().loss(new, batch)
+            return -value, parts
+
+    (result,) = run_probes(Reversed, ["advantage_sign"], own=own)
+    assert result.passed is False
+
+
+def test_settings_of_the_tasks_stay_as_they_are():
+    own = asdict(RLHFConfig.preset("grpo", batch_size=8, lr=1e-6, beta=0.7, reward_clip=0.1))
+
+    def make(model, ref_model, config, **options):
+        assert (config.lr, config.beta, config.reward_clip) == (0.01, 0.2, None)
+        assert (config.advantage, config.group_size) == (own["advantage"], own["group_size"])
+        assert config.batch_size == 24  # the next multiple of 8 beyond 20
+        return config
+
+    in_own_settings(make, own)(None, None, RLHFConfig(lr=0.01, beta=0.2, batch_size=20))
