@@ -97,11 +97,14 @@ class Names(ast.NodeVisitor):
         self.used_later |= {name for name in read if not hasattr(builtins, name)}
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        for part in (*node.decorator_list, *node.args.defaults, *node.args.kw_defaults):
+        parameters = parameters_of(node.args)
+        annotations = [parameter.annotation for parameter in parameters]
+        defaults = (*node.args.defaults, *node.args.kw_defaults)
+        for part in (*node.decorator_list, *defaults, *annotations, node.returns):
             if part is not None:
                 self.visit(part)
         self.defined.add(node.name)
-        self.of_scope(parameters_of(node.args), node.body)
+        self.of_scope(parameters, node.body)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         for part in (*node.args.defaults, *node.args.kw_defaults):
