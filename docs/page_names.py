@@ -93,14 +93,18 @@ class Names(ast.NodeVisitor):
             for node in ast.walk(part):
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                     own.add(node.id)
-        self.used_later |= {name for name in inner.used - own if not hasattr(builtins, name)}
+        read = (inner.used | inner.used_later) - own
+        self.used_later |= {name for name in read if not hasattr(builtins, name)}
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        for part in (*node.decorator_list, *node.args.defaults, *node.args.kw_defaults):
+        parameters = parameters_of(node.args)
+        annotations = [parameter.annotation for parameter in parameters]
+        defaults = (*node.args.defaults, *node.args.kw_defaults)
+        for part in (*node.decorator_list, *defaults, *annotations, node.returns):
             if part is not None:
                 self.visit(part)
         self.defined.add(node.name)
-        self.of_scope(parameters_of(node.args), node.body)
+        self.of_scope(parameters, node.body)
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         for part in (*node.args.defaults, *node.args.kw_defaults):
@@ -126,6 +130,7 @@ class Names(ast.NodeVisitor):
                 inner.visit(getattr(node, part))
         for name in inner.used:
             self.use(name)
+        self.used_later |= inner.used_later - inner.defined
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_comprehension_of
 
