@@ -249,12 +249,18 @@ def plain(name: str) -> str:
     return re.sub(r"^\d+_", "", name)
 
 
+def unquoted(value: str) -> str:
+    "A value without the quotation marks that YAML wants around a colon."
+    is_quoted = len(value) > 1 and value[0] == value[-1] == '"' and '"' not in value[1:-1]
+    return value[1:-1] if is_quoted else value
+
+
 def read_cell(raw: dict, where: str) -> Cell:
     source, directives = "".join(raw["source"]), {}
     if raw["cell_type"] == "code":
         lines = source.splitlines()
         while lines and (found := re.match(r"#\|\s*([\w-]+):?\s*(.*)", lines[0])):
-            directives[found[1]] = found[2].strip()
+            directives[found[1]] = unquoted(found[2].strip())
             lines.pop(0)
         source = "\n".join(lines).strip("\n")
         if unknown := directives.keys() - KNOWN:

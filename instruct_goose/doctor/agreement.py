@@ -328,9 +328,9 @@ def one_state_two_numbers(run: Run, name: str, needs_token: bool) -> str | None:
         return None
     iteration, first, second, t, x, y = worst
     return (
-        f"{bad} of {pairs} pairs of one state differ in {name}, most {x:.3g} from {y:.3g}: iteration "
-        f"{iteration}, prompt {shorten(first['prompt'])}, before token {t} of the responses "
-        f"{shorten(' '.join(first['tokens']))} and {shorten(' '.join(second['tokens']))}"
+        f"{bad} of {pairs} pairs of one state differ in {name}, most {x:.3g} from {y:.3g}: "
+        f"iteration {iteration}, prompt {shorten(first['prompt'])}, before token {t} of the "
+        f"responses {shorten(' '.join(first['tokens']))} and {shorten(' '.join(second['tokens']))}"
     )
 
 # %% ../../nbs/reference/doctor/agreement.ipynb #121ef0d5
@@ -501,7 +501,7 @@ AGREEMENT_RULES = (
         reference_of_other_tokens,
         "error",
         "learn/05_logprobs",
-        what="log π_ref is not that of the tokens that were sampled: it is shifted, or of other rows",
+        what="log π_ref is not that of the sampled tokens: it is shifted, or of other rows",
         cure="logits[t−1] for token t, and the same rows, in both models",
         metrics=("kl_to_reference", "kl_estimate"),
         applies=has_reference,
@@ -527,7 +527,7 @@ AGREEMENT_RULES = (
         policy_stands_still,
         "error",
         "reference/training/update",
-        what="the policy has a gradient and does not move: the optimizer steps on other tensors, or by 0",
+        what="the policy has a gradient and stands still: the optimizer has other tensors, or lr 0",
         cure="give the optimizer the parameters of the model that is trained",
         metrics=("weights_moved", "grad_norm"),
     ),
@@ -598,7 +598,7 @@ AGREEMENT_RULES = (
         values_of_one_state,
         "error",
         "learn/09_value_loss",
-        what="one state has two values: values are read one token late, or dropout is on in the value model",
+        what="one state has two values: they are read one token late, or dropout is on",
         cure="value[t] is that of the state before token t; eval() in the rollout",
         columns=("values",),
         applies=learns_values,

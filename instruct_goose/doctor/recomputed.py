@@ -260,8 +260,8 @@ def place_of(response: RecordedResponse, t: int) -> str:
     tokens = response.record["tokens"]
     text = " ".join(tokens)
     return (
-        f"token {sampled[t]}, {tokens[sampled[t]]!r}, of the response {shorten(text)} to the prompt "
-        f"{shorten(response.record['prompt'])} in iteration {response.iteration}"
+        f"token {sampled[t]}, {tokens[sampled[t]]!r}, of the response {shorten(text)} to the "
+        f"prompt {shorten(response.record['prompt'])} in iteration {response.iteration}"
     )
 
 

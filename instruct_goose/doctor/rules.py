@@ -1027,7 +1027,7 @@ METRIC_RULES = (
         foreign_prompts,
         "warning",
         "reference/models/tokens",
-        what="a uniform guess finds the prompts likelier than the model does: are these its tokens?",
+        what="a uniform guess finds the prompts likelier than the model: are these its tokens?",
         cure="the tokenizer that the model was trained with",
         metrics=("prompt_nll", "kl_to_reference"),
         applies=has_reference,
@@ -1252,7 +1252,7 @@ METRIC_RULES = (
         "warning",
         "learn/10_ppo",
         what="a quarter or less is left of the entropy that the policy had at first",
-        cure="a lower lr, a higher beta, or an entropy bonus, unless each prompt has one right answer",
+        cure="a lower lr, a higher beta or an entropy bonus, unless a prompt has one right answer",
         metrics=("entropy",),
     ),
     Rule(

@@ -661,8 +661,8 @@ def start_decoding(
 
     The queries go through the model's forward, and their last column once more through a faster
     step. The faster step goes on if |its logits − the model's| ≤ max(10⁻⁵, 16·ε)·max(1, |the
-    model's|) everywhere, ε as of `product_rounding`. Warns if they differ, and if a graph is asked for and cannot be made.
-    Raises TypeError for a model without a cache.
+    model's|) everywhere, ε as of `product_rounding`. Warns if they differ, and if a graph is
+    asked for and cannot be made. Raises TypeError for a model without a cache.
     """
     library = LibrarySteps(model, mask, max_new_tokens)
     logits = library.read(ids, position_ids(mask))

@@ -301,8 +301,8 @@ def concat(parts: Sequence[Rollout], pad_id: int = 0) -> Rollout:
     Queries are padded on the left, responses on the right; `pad_id` fills up responses, 0 the rest.
     A column of the data that a part does not know is None there. A part without an
     environment_mask, environment_rewards or token_scores has 0 there: it has no such tokens, and
-    its whole score at the end. Any other column that one part lacks is missing in the whole, and so is what says nothing
-    of a single row (`Rollout.WHOLE`).
+    its whole score at the end. Any other column that one part lacks is missing in the whole, and
+    so is what says nothing of a single row (`Rollout.WHOLE`).
     """
     columns_of_parts: dict[str, list] = {}
     for field in fields(Rollout):

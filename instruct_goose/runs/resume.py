@@ -157,8 +157,8 @@ class CheckpointManager:
     def seconds(self) -> dict[str, float]:
         """Add up wall and CPU seconds of this process and of those that it continues.
 
-        Returns `wall_seconds` and `cpu_seconds`. What a killed process did behind its last checkpoint
-        is not counted.
+        Returns `wall_seconds` and `cpu_seconds`. What a killed process did behind its last
+        checkpoint is not counted.
         """
         return {
             name: round(seconds + self.earlier.get(name, 0), 2)
@@ -427,8 +427,8 @@ class SignalWatch:
     """Turns signals that would end the process into exceptions, inside `with`.
 
     The first signal is raised, once, and the others are not: what is saved because of it is saved
-    whole. Signals that are ignored, or that somebody else has claimed, are left alone. Python allows
-    this in the main thread only; elsewhere nothing is watched.
+    whole. Signals that are ignored, or that somebody else has claimed, are left alone. Python
+    allows this in the main thread only; elsewhere nothing is watched.
     """
 
     def __init__(self):
@@ -458,8 +458,8 @@ class SignalWatch:
     def receive(self, number: int, frame: object) -> None:
         """Handle a signal: the first one is raised, see `check`, and later ones are not.
 
-        One that could not be raised yet, since a step was being made or a child forked, is raised by
-        the next one.
+        One that could not be raised yet, since a step was being made or a child forked, is raised
+        by the next one.
         """
         if self.received is None:
             self.received = number

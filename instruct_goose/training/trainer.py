@@ -324,8 +324,8 @@ class RLHFTrainer:
     def evaluate_policy(self, batch: Rollout) -> Evaluation:
         """Compute log π_θ, entropy and V of each token now, (B, T) each.
 
-        With gradient and without dropout, at the temperature that sampled; 0 at padding. Each update
-        asks for it once per micro-batch.
+        With gradient and without dropout, at the temperature that sampled; 0 at padding. Each
+        update asks for it once per micro-batch.
         """
         return evaluate_policy(self.agent, batch, self.config)
 
