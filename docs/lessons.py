@@ -23,10 +23,12 @@ COURSE = {
     4: "The objective",
     13: "The model and the trainer",
     19: "Does it work?",
+    25: "Verifiable rewards and agents",
 }  # the first lesson of each part
 GUIDES = {  # the groups of the second shelf; a guide that is not named here stands under "More"
     "Models and memory": [
         "real_model",
+        "first_settings",
         "lora",
         "cost",
         "one_gpu",
@@ -37,9 +39,12 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
     "Sampling and scale": ["vllm", "several_processes", "fsdp"],
     "Rewards and data": [
         "your_data",
+        "your_stages",
         "reward_model_training",
         "reward_shaping",
         "multi_turn",
+        "environments",
+        "verifiers",
         "kto",
         "film_reviews",
         "real_reviews",
@@ -48,7 +53,6 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "dpo",
         "side_by_side",
         "dynamic_sampling",
-        "distillation",
         "continuous_actions",
         "classic_control",
         "playground",
@@ -61,9 +65,10 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "smollm_reviews",
         "hub_recipes",
     ],
-    "Debugging": ["doctor", "microscope", "invariances", "bug_hunt"],
+    "Debugging": ["doctor", "logged_metrics", "microscope", "invariances", "bug_hunt"],
     "From other libraries": [
         "from_trl",
+        "from_value_head",
         "more_losses",
         "from_torchtune",
         "from_ding",
@@ -72,7 +77,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "pseudo_code",
     ],
     "Practice": ["questions", "exercises", "projects"],
-    "Extending": ["how_the_trainer_is_made"],
+    "Extending": ["how_the_trainer_is_made", "page_tensors"],
 }
 PACKAGES = [  # from the bottom of the house to its top
     "core",

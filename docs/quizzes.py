@@ -154,7 +154,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         (
             "A file holds 200 MiB of rows. How much memory does reading it take?",
             "A few MiB: rows are streamed, and each broken one is named with its line.",
-            "learn/your_own",
+            "guides/your_data",
         ),
         (
             "Which methods of the trainer do its equations (1) to (6)?",
@@ -199,7 +199,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         (
             "A loss is NaN. What stops, and when?",
             "The trainer, before the optimizer moves; it names the first number that is not finite.",
-            "learn/trainer#what-it-refuses",
+            "learn/trainer#what-the-trainer-refuses",
         ),
         (
             "Where does a new term of the loss go?",
@@ -257,6 +257,63 @@ QUIZZES = {  # part: (question, answer, lesson#section)
             "You have a change of the loss. In which order do you test it?",
             "The ladder of probes, the invariances, and the doctor on a real run.",
             "learn/change_the_loss",
+        ),
+    ],
+    "Verifiable rewards and agents": [
+        (
+            "What is the reward model of RLVR?",
+            "There is none: a verifier, which is a program, checks the answer and returns 1 or 0.",
+            "learn/verifiable_rewards#a-reward-without-a-model",
+        ),
+        (
+            "A verifier passes wrong answers with .1 and fails right ones with .2, at random. What is left of the signal?",
+            "1 − .1 − .2 = .7 of every expected gradient. The best policy stays the same.",
+            "learn/verifiable_rewards#what-the-verifiers-errors-cost",
+        ),
+        (
+            "Which errors of a verifier change the best policy?",
+            "Those that are not random: a kind of wrong answer that always passes is learned.",
+            "learn/verifiable_rewards#what-the-verifiers-errors-cost",
+        ),
+        (
+            "How do you test a verifier before training?",
+            "Right answers in several spellings should all pass; empty texts, the prompt, other answers and lists of guesses should all fail.",
+            "learn/verifiable_rewards#test-the-verifier-before-it-pays",
+        ),
+        (
+            "How often is a group of G answers flat, if each is right with probability p?",
+            "p^G + (1 − p)^G. Such a group has no gradient.",
+            "learn/verifiable_rewards#which-questions-teach",
+        ),
+        (
+            "Which tokens of a dialogue are trained?",
+            "Those that were sampled from the policy, in all its turns. The tool's tokens are read and not learned.",
+            "learn/agents#which-tokens-are-trained",
+        ),
+        (
+            "What follows the last token of a turn, for returns and values?",
+            "The first token of the policy's next turn: a tool's text is no step.",
+            "learn/agents#returns-across-a-hole",
+        ),
+        (
+            "Why is a reward for every call dangerous?",
+            "The policy makes more calls. Pay a change, or pay once, and less than a right answer earns.",
+            "learn/agents#rewards-of-turns",
+        ),
+        (
+            "What do the dialogues of a group share?",
+            "The first prompt, and nothing later. So compare whole dialogues, and not the second turns with each other.",
+            "learn/agents#groups-of-dialogues",
+        ),
+        (
+            "Why is a finished dialogue never tokenized again?",
+            "One text has several tokenizations. The policy sampled one of them; another has another probability, so the first ratio is not 1.",
+            "learn/agents#never-tokenize-again",
+        ),
+        (
+            "Who writes the texts in on-policy distillation, and who scores them?",
+            "The student writes, and the teacher gives the log-probability of each token.",
+            "learn/distillation#the-idea",
         ),
     ],
 }

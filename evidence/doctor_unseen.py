@@ -195,7 +195,9 @@ def with_other(name, change, method="rollout"):
 
 def annotated_otherwise(name, change):
     "A trainer that changes one column of the annotations."
-    return after("annotate", lambda trainer, notes: notes._replace(**{name: change(notes)}))
+    return after(
+        "annotate", lambda trainer, annotations: annotations._replace(**{name: change(annotations)})
+    )
 
 
 def updates_with(change):
@@ -370,7 +372,9 @@ UNSEEN = {
     ),
     "old log-probabilities in half precision": Bug(
         "they are rounded to sixteen bits",
-        annotated_otherwise("old_logprobs", lambda notes: notes.old_logprobs.half().float()),
+        annotated_otherwise(
+            "old_logprobs", lambda annotations: annotations.old_logprobs.half().float()
+        ),
         ("noisy forward", "sampler mismatch"),
     ),
     "sampler is an average": Bug(

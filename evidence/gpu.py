@@ -297,22 +297,47 @@ def predicted(config, card: Card, sizes: dict, products: str) -> dict:
     return {phase: work.seconds for phase, work in found.items()}
 
 
-def ledger(config, sizes: dict, dtype: str, **options) -> float:
-    "Bytes by `memory_parts`, which counts trained weights in float32: in bfloat16 all of it is half."
+def ledger(config, sizes: dict, dtype: str, memory: float, **options) -> float:
+    "Bytes by `memory_parts`, which counts trained weights in float32: in bfloat16 all but the scores is half."
     import torch
 
-    from instruct_goose.recipes.inputs import at_most, memory_parts
+    from instruct_goose.recipes.inputs import UPDATING, at_most, memory_parts
 
     config.dtype = torch.bfloat16 if options.get("lora_rank") else torch.float32
     parts = memory_parts(
         config,
         sizes["batch_size"],
-        sizes["micro_batch_size"],
+        min(sizes["micro_batch_size"], sizes["batch_size"] // MINIBATCHES),
         sizes["query"],
         sizes["max_new_tokens"],
+        tile=memory / 32,
         **options,
     )
-    return at_most(parts) / (2 if dtype == "bfloat16" and not options.get("lora_rank") else 1)
+    if dtype == "bfloat16" and not options.get("lora_rank"):
+        scores = UPDATING[1]
+        parts = {name: size if name == scores else size // 2 for name, size in parts.items()}
+    return at_most(parts)
+
+
+def estimate_again(figures: dict) -> dict:
+    "The record with the estimates of today's `memory_parts`; nothing is measured."
+    memory = figures["origin"]["memory_gib"] * 2**30
+    for name, ways in figures.get("speed", {}).items():
+        for way, row in ways.items():
+            needed = ledger(configs(False)[name], figures["sizes"], WAYS[way].weights, memory)
+            row["estimated_gib"] = needed / 2**30
+    for name, row in figures.get("large", {}).items():
+        needed = ledger(
+            large_configs(False)[name[:3]],
+            figures["large_sizes"] | {"micro_batch_size": row["micro_batch_size"]},
+            WAYS[row["weights"]].weights,
+            memory,
+            value_copy="PPO" in name,
+            checkpointing=row["checkpointing"],
+            lora_rank=row["lora_rank"],
+        )
+        row["estimated_gib"] = needed / 2**30
+    return rounded(figures)
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------
@@ -369,6 +394,11 @@ def observed_steps():
     return begin, steps
 
 
+def is_captured(step) -> bool:
+    "Has a graph been captured, and has none failed? `keep` lets a graph go, but not what it wrote."
+    return getattr(step, "cannot_capture", True) is False and hasattr(step, "logits")
+
+
 def graph_of(config, way: str, card: Card) -> dict:
     "One family in one precision: 64 responses of up to 48 tokens, whose rows end at different times."
     import torch
@@ -409,8 +439,8 @@ def graph_of(config, way: str, card: Card) -> dict:
             warnings.simplefilter("always")
             ids, mask, logprobs = written(card.device)
             taken = []
-            for seed in range(1, 3 if card.rehearse else 13):
-                written(card.device, seed, 24 + 2 * seed)
+            for seed in range(1, 3 if card.rehearse else 7):
+                written(card.device, seed, 16 + 2 * seed)
                 taken.append(torch.cuda.memory_reserved() if card.device == "cuda" else 0)
     finally:
         sampling.start_decoding = plain
@@ -420,7 +450,7 @@ def graph_of(config, way: str, card: Card) -> dict:
     off = (logprobs - whole)[mask].abs()
     found = {
         "step": type(getattr(steps[0], "step", steps[0])).__name__,
-        "graph": all(getattr(step, "graph", None) is not None for step in steps),
+        "graph": all(is_captured(step) for step in steps),
         "warnings": sorted({str(w.message)[:300] for w in told}),
         "lengths": len(set(mask.sum(-1).tolist())),
         "mean_nats_off": off.mean().item(),
@@ -428,6 +458,7 @@ def graph_of(config, way: str, card: Card) -> dict:
         "bytes_grown": taken[-1] - taken[len(taken) // 3],
     }
     within = found["mean_nats_off"] <= MOST_NATS_OFF[way]
+    within = within and (found["graph"] or card.device == "cpu")
     if on_cpu is not None:
         width = max(ids.shape[1], on_cpu[0].shape[1])
         both = [torch.nn.functional.pad(x.cpu(), (0, width - x.shape[1])) for x in (ids, on_cpu[0])]
@@ -436,16 +467,49 @@ def graph_of(config, way: str, card: Card) -> dict:
     return found | {"within": within}
 
 
-def graphs(card: Card) -> dict:
-    "Every family in every precision."
+class WaitsForTheHost:
+    "A step that no graph can hold: Python reads a number."
+
+    def __call__(self, token):
+        return token[:, None] * float(token.sum().item())
+
+
+def failed_capture(card: Card) -> dict:
+    "After a step that cannot be captured, random numbers can be drawn, and the next step is captured."
+    import torch
+
+    from instruct_goose.models.decoding import GraphSteps
+
+    if card.device != "cuda":
+        return {"a rehearsal": {"within": True}}
+    steps = GraphSteps(WaitsForTheHost())
+    token = torch.arange(1, 4, device=card.device)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        logits = steps(token)
+    torch.cuda.manual_seed(0)
+    drawn = torch.randn(3, device=card.device)
+    torch.cuda.manual_seed(0)
+    is_same = torch.equal(drawn, torch.randn(3, device=card.device))
+    after = graph_of(graph_configs()["Llama"], "float32", card)
+    is_right = logits[:, 0].tolist() == [6, 12, 18]
+    found = {
+        "warnings": [str(w.message)[:300] for w in told],
+        "graph_after": after["graph"],
+        "within": len(told) == 1 and is_same and is_right and after["graph"] and after["within"],
+    }
+    return {"float32": found}
+
+
+def graphs(name: str, card: Card) -> dict:
+    "One family in every precision."
     found = {}
-    for name, config in graph_configs().items():
-        for way in GRAPH_WAYS:
-            try:
-                found[f"{name}, {way}"] = graph_of(config, way, card)
-            except Exception as error:
-                traceback.print_exc(limit=-4)
-                found[f"{name}, {way}"] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+    for way in GRAPH_WAYS:
+        try:
+            found[way] = graph_of(graph_configs()[name], way, card)
+        except Exception as error:
+            traceback.print_exc(limit=-4)
+            found[way] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
     return found
 
 
@@ -542,7 +606,7 @@ def speed(config, card: Card) -> dict:
         run(name, 0, memory := Meter(card, base))
         found[name] = {
             "peak_gib": {phase: x / 2**30 for phase, x in memory.bytes.items()},
-            "estimated_gib": ledger(config, sizes, way.weights) / 2**30,
+            "estimated_gib": ledger(config, sizes, way.weights, card.memory) / 2**30,
             "roofline_seconds": predicted(config, card, sizes, way.products),
         }
         meters[name] = Meter(card)
@@ -605,9 +669,10 @@ def pieces(card: Card) -> dict:
 
 
 # --- others -----------------------------------------------------------------------------------------------------------
-def generated(model, ids, mask, n: int, **cache):
+def generated(model, ids, mask, n: int, cache: str | None = None):
     "transformers' generate: n tokens of the whole distribution. The text, prompt included."
     model.generation_config.eos_token_id = None
+    model.generation_config.cache_implementation = cache
     return model.generate(
         ids,
         attention_mask=mask.long(),
@@ -615,7 +680,6 @@ def generated(model, ids, mask, n: int, **cache):
         top_k=0,
         max_new_tokens=n,
         pad_token_id=0,
-        **cache,
     )
 
 
@@ -633,7 +697,7 @@ def writers(config, card: Card, dtype: str) -> dict:
     ways = {
         "sample": lambda: sample(model, ids, mask, n, None, 0),
         "generate": lambda: generated(model, ids, mask, n),
-        "generate, static": lambda: generated(model, ids, mask, n, cache_implementation="static"),
+        "generate, static": lambda: generated(model, ids, mask, n, "static"),
     }
     meter, failed = Meter(card), {}
     for _ in range(1 + sizes["repeats"]):
@@ -766,10 +830,11 @@ def trl_iteration(config, card: Card) -> dict:
         model = made(config, card.device)
         model.save_pretrained(folder)
         model.config._name_or_path = folder  # where it looks for the reference model
-        steps = c.batch_size // c.micro_batch_size
+        rows = min(c.micro_batch_size, c.batch_size // MINIBATCHES)  # in a backward pass
+        steps = c.batch_size // rows
         args = GRPOConfig(
             output_dir=folder,
-            per_device_train_batch_size=c.micro_batch_size,
+            per_device_train_batch_size=rows,
             gradient_accumulation_steps=steps // MINIBATCHES,
             steps_per_generation=steps,
             num_generations=GROUP,
@@ -979,46 +1044,94 @@ def resumed(config, card: Card) -> dict:
 
 
 # --- large ------------------------------------------------------------------------------------------------------------
-def large(config, card: Card, algorithm: str, lora_rank: int | None = None) -> dict:
-    "One iteration after one that warms up. Weights in float32 under autocast; in bfloat16 where the estimate asks for it, or under adapters."
+class Plan(NamedTuple):
+    "How a large model is trained: which precision, and what is kept for the backward pass."
+
+    way: str  # a name in WAYS
+    checkpointing: bool
+    micro_batch_size: int
+
+
+def plans(card: Card, lora_rank: int | None) -> list[Plan]:
+    "The fastest first."
+    rows = card.large["batch_size"]
+    if lora_rank:
+        return [Plan("bfloat16", False, rows // 2), Plan("bfloat16", True, rows // 4)]
+    return [
+        Plan("autocast to bfloat16", False, rows),
+        Plan("autocast to bfloat16", True, rows // 4),
+        Plan("bfloat16", True, rows // 4),
+    ]
+
+
+def first_plan(config, card: Card, values: str | None, lora_rank: int | None) -> tuple[Plan, float]:
+    "The first plan whose estimate leaves a tenth of the card free, and its estimate in bytes."
+    estimates = []
+    for plan in plans(card, lora_rank):
+        needed = ledger(
+            config,
+            card.large | {"micro_batch_size": plan.micro_batch_size},
+            WAYS[plan.way].weights,
+            card.memory,
+            value_copy=values is not None,
+            checkpointing=plan.checkpointing,
+            lora_rank=lora_rank,
+        )
+        if needed < 0.9 * card.memory:
+            return plan, needed
+        estimates.append(needed)
+    raise NotHere(
+        f"{min(estimates) / 2**30:.0f} GiB are estimated, and the card has {card.memory / 2**30:.0f}"
+    )
+
+
+def large(
+    config, card: Card, algorithm: str, lora_rank: int | None = None, compiled: bool = False
+) -> dict:
+    "One iteration after one that warms up, by the fastest plan that is estimated to fit; then one that is watched."
     from instruct_goose.models.adapters import with_lora
     from instruct_goose.models.agent import Agent
+    from instruct_goose.models.families import trunk
 
-    sizes, values = card.large, "copy" if algorithm == "ppo" else None
-    options = {"value_copy": values is not None, "checkpointing": True, "lora_rank": lora_rank}
-    ways = ("bfloat16",) if lora_rank else ("autocast to bfloat16", "bfloat16")
-    estimates = {way: ledger(config, sizes, WAYS[way].weights, **options) for way in ways}
-    way = next((way for way, bytes_ in estimates.items() if bytes_ < card.memory), None)
-    if way is None:
-        raise NotHere(
-            f"{min(estimates.values()) / 2**30:.0f} GiB are estimated, and the card has {card.memory / 2**30:.0f}"
-        )
+    values = "copy" if algorithm == "ppo" else None
+    plan, estimate = first_plan(config, card, values, lora_rank)
+    sizes = card.large | {"micro_batch_size": plan.micro_batch_size}
     base = card.allocated()
-    model = made(config, card.device, WAYS[way].weights)
+    model = made(config, card.device, WAYS[plan.way].weights)
     agent = Agent(
-        with_lora(model, lora_rank) if lora_rank else model, values, gradient_checkpointing=True
+        with_lora(model, lora_rank) if lora_rank else model,
+        values,
+        gradient_checkpointing=plan.checkpointing,
     )
-    trainer = new_trainer(agent, card, sizes, algorithm, **WAYS[way].settings)
+    if compiled:
+        trunk(agent.model).compile(dynamic=True)
+    trainer = new_trainer(agent, card, sizes, algorithm, **WAYS[plan.way].settings)
     for seed in (0, 1):
         r = iterate(trainer, next_batch(trainer, sizes, seed), meter := Meter(card, base))
+    seen = {} if compiled else watched(trainer, next_batch(trainer, sizes, 2), card)
     seconds = {phase: xs[-1] for phase, xs in meter.seconds.items()}
     n, read = trainer.agent.model.num_parameters(), int(r.query_mask.sum() + r.mask.sum())
-    flops = {"update": (4 if lora_rank else 6) * n * read, "recomputed": 2 * n * read}
+    flops = {"update": (4 if lora_rank else 6) * n * read}
+    flops["recomputed"] = 2 * n * read if plan.checkpointing else 0
     peak = card.bounds and card.bounds.bfloat16
     return {
         "parameters": n,
-        "weights": way,
+        "weights": plan.way,
+        "checkpointing": plan.checkpointing,
+        "micro_batch_size": plan.micro_batch_size,
         "lora_rank": lora_rank,
         "tokens": int(r.mask.sum()),
         "seconds": seconds,
         "tokens_per_second": {phase: int(r.mask.sum()) / s for phase, s in seconds.items()},
         "peak_gib": {phase: x / 2**30 for phase, x in meter.bytes.items()},
-        "estimated_gib": estimates[way] / 2**30,
+        "estimated_gib": estimate / 2**30,
         "roofline_seconds": predicted(config, card, sizes, "bfloat16"),
         "flops": flops,
         "utilisation": {name: x / seconds["update"] / peak for name, x in flops.items()}
         if peak
         else {},
+        "computing_seconds": {phase: x["computing_seconds"] for phase, x in seen.items()},
+        "profile": seen,
     }
 
 
@@ -1065,62 +1178,65 @@ def recipe(name: str, card: Card) -> dict:
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
-def units(card: Card) -> list[tuple[str, str, float, Callable[[], dict]]]:
-    "Part, name, seconds that it may take, and the work; the most important first."
+class Unit(NamedTuple):
+    "One thing to measure."
+
+    part: str
+    name: str
+    seconds: float  # that it may take
+    work: Callable[[], dict]
+
+
+def units(card: Card) -> list[Unit]:
+    "All there is to measure, the most important first."
     small, big = configs(card.rehearse), large_configs(card.rehearse)
-    llama = "Llama, 135M"
-    work = [("graphs", "ten families", 60, lambda: graphs(card))]
-    work += [("speed", name, 75, lambda c=c: speed(c, card)) for name, c in small.items()]
-    work += [
-        (
-            "others",
-            f"GRPO by hand, {llama}, {way}",
-            30,
-            lambda way=way: loop_by_hand(small[llama], card, way),
-        )
-        for way in ("autocast to bfloat16", "float32")
+    llama, gpt2 = "Llama, 135M", "GPT-2, 124M"
+    half = "autocast to bfloat16"
+
+    def by_hand(way: str) -> Unit:
+        name = f"GRPO by hand, {llama}, {way}"
+        return Unit("others", name, 30, lambda: loop_by_hand(small[llama], card, way))
+
+    def written(model: str, dtype: str) -> Unit:
+        name = f"writers, {model}, {dtype}"
+        return Unit("others", name, 50, lambda: writers(small[model], card, dtype))
+
+    def trained(name: str, seconds: float, size: str, algorithm: str, **changes) -> Unit:
+        return Unit("large", name, seconds, lambda: large(big[size], card, algorithm, **changes))
+
+    def end_to_end(name: str) -> Unit:
+        return Unit("recipes", name, 60, lambda: recipe(name, card))
+
+    trl = f"GRPO by TRL, {llama}, {half}"
+    return [
+        Unit("speed", llama, 45, lambda: speed(small[llama], card)),
+        *(
+            Unit("graphs", name, 8, lambda name=name: graphs(name, card))
+            for name in graph_configs()
+        ),
+        Unit("graphs", "a step that waits", 5, lambda: failed_capture(card)),
+        trained("1 B, GRPO", 30, "1 B", "grpo"),
+        by_hand(half),
+        Unit("others", trl, 40, lambda: trl_iteration(small[llama], card)),
+        written(llama, "bfloat16"),
+        trained("8 B, GRPO, LoRA", 50, "8 B", "grpo", lora_rank=16),
+        trained("1 B, PPO", 40, "1 B", "ppo"),
+        *(
+            Unit("agreement", name, 20, lambda name=name: agreement(small[name], card))
+            for name in small
+        ),
+        Unit("resume", gpt2, 20, lambda: resumed(small[gpt2], card)),
+        Unit("speed", gpt2, 45, lambda: speed(small[gpt2], card)),
+        end_to_end("quickstart"),
+        Unit("others", "log-probabilities in pieces, ms", 5, lambda: pieces(card)),
+        trained("1 B, GRPO, compiled", 90, "1 B", "grpo", compiled=not card.rehearse),
+        by_hand("float32"),
+        written(gpt2, "bfloat16"),
+        written(llama, "float32"),
+        end_to_end("smollm-answers"),
+        end_to_end("smollm-sentiment"),
+        end_to_end("smollm-reviews"),
     ]
-    work += [
-        (
-            "others",
-            f"writers, {name}, {dtype}",
-            50,
-            lambda c=small[name], dtype=dtype: writers(c, card, dtype),
-        )
-        for name, dtype in ((llama, "bfloat16"), ("GPT-2, 124M", "bfloat16"))
-    ]
-    work += [("agreement", name, 30, lambda c=c: agreement(c, card)) for name, c in small.items()]
-    work += [("resume", "GPT-2, 124M", 20, lambda: resumed(small["GPT-2, 124M"], card))]
-    work += [
-        (
-            "large",
-            f"{name}, {algorithm.upper()}{', LoRA' * bool(rank)}",
-            seconds,
-            lambda c=big[name], a=algorithm, rank=rank: large(c, card, a, rank),
-        )
-        for name, algorithm, rank, seconds in (
-            ("1 B", "grpo", None, 40),
-            ("1 B", "ppo", None, 50),
-            ("8 B", "grpo", 16, 60),
-        )
-    ]
-    work += [
-        (
-            "others",
-            f"GRPO by TRL, {llama}, autocast to bfloat16",
-            40,
-            lambda: trl_iteration(small[llama], card),
-        )
-    ]
-    work += [("others", "log-probabilities in pieces, ms", 5, lambda: pieces(card))]
-    work += [
-        ("others", f"writers, {llama}, float32", 50, lambda: writers(small[llama], card, "float32"))
-    ]
-    work += [
-        ("recipes", name, 60, lambda name=name: recipe(name, card))
-        for name in ("smollm-answers", "smollm-sentiment", "smollm-reviews", "quickstart")
-    ]
-    return work
 
 
 def measure(
@@ -1216,6 +1332,11 @@ def main(args: list[str] | None = None):
         help="nothing begins that may take longer than this is left; 9 without",
     )
     parser.add_argument(
+        "--estimates",
+        action="store_true",
+        help="measure nothing: put today's estimates of memory into the record",
+    )
+    parser.add_argument(
         "--only", default="", help="nothing whose name does not have this in it, as Llama"
     )
     parser.add_argument("--commit", help="of this source, where git cannot say")
@@ -1224,6 +1345,11 @@ def main(args: list[str] | None = None):
 
     if unknown := set(args.parts.split(",")) - set(PARTS):
         parser.error(f"no such part: {', '.join(unknown)}")
+    if args.estimates:
+        path = args.output or root / "evidence/gpu.json"
+        figures = estimate_again(json.loads(path.read_text("utf-8")))
+        path.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        return
     if not args.rehearse:
         if not torch.cuda.is_available():
             raise SystemExit(
@@ -1266,9 +1392,9 @@ def main(args: list[str] | None = None):
         f"resume of {name}" for name, row in figures.get("resume", {}).items() if not row["within"]
     ]
     wrong += [
-        f"the sampler's step of {name}"
-        for found in figures.get("graphs", {}).values()
-        for name, row in found.items()
+        f"the sampler's step of {name}, {way}"
+        for name, found in figures.get("graphs", {}).items()
+        for way, row in found.items()
         if not row.get("within")
     ]
     if path is not None:

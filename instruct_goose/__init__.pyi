@@ -73,13 +73,16 @@ from .recipes.training import train_in as train_in
 from .config import RLHFConfig as RLHFConfig
 from .training.trainer import RLHFTrainer as RLHFTrainer
 from .rollouts.multi_turn import TurnSampler as TurnSampler, chat_reply as chat_reply
+from .rollouts.environments import (
+    EnvironmentSampler as EnvironmentSampler, environment_reward as environment_reward,
+)
 
 __all__ = [
-    "Agent", "Classifier", "PPOLoss", "PRESETS", "PRESET_SOURCES", "PairDataset",
+    "Agent", "Classifier", "EnvironmentSampler", "PPOLoss", "PRESETS", "PRESET_SOURCES", "PairDataset",
     "PairwiseLoss", "PromptDataset", "RLHFConfig", "RLHFTrainer", "RewardModel", "Rollout",
     "Teacher", "TurnSampler", "adaptive_beta", "aggregate", "all_pairs_loss", "chat_reply",
     "clip_active", "clip_fraction", "clipped_objective", "create_reference_model",
-    "discounted_returns", "dpo_loss", "entropy", "exact_kl", "exercises", "explained_variance", "gae",
+    "discounted_returns", "dpo_loss", "entropy", "environment_reward", "exact_kl", "exercises", "explained_variance", "gae",
     "gaussian_entropy", "gaussian_kl", "gaussian_logprobs", "group_advantages",
     "group_token_counts", "implicit_reward", "k1", "k2", "k3", "kl_in_loss", "kl_in_reward",
     "last_index", "load_adapters", "load_answers", "load_checkpoint", "load_model", "load_pairs", "load_prompts",

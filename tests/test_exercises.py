@@ -271,7 +271,7 @@ def test_the_command_lists_and_shows(capsys):
 
     for argv, said in (
         (["kl"], "0 of 3 done"),
-        ([], "0 of 115 done; 15 more"),
+        ([], "0 of 119 done; 13 more"),
         (["k3"], "kl.k3 · Write k3 · ●○○"),
         (["k3", "--hint"], "Hint 1 of 2"),
         (["k3", "--solution"], "def my_k3"),

@@ -160,7 +160,7 @@ def load_exercises() -> tuple[type, Callable]:
 
     return ExercisesConfig, run_exercises
 
-
+# %% ../../nbs/guides/command_line.ipynb #e650fc20
 def require_reward(place: str) -> None:
     "Raises FileNotFoundError for FILE.py:FUNCTION without its file."
     require_python_file(place, "--reward")
@@ -177,6 +177,7 @@ OWN_DATA = {
     "eval_data": require_rows_file,
 }
 
+# %% ../../nbs/guides/command_line.ipynb #cd5ed753
 COMMANDS = {
     "quickstart": Command(
         "RLHF end to end on film reviews made by a grammar: every setting of the run.",
@@ -218,6 +219,10 @@ COMMANDS = {
         load_kto,
         OWN_DATA,
     ),
+}
+
+# %% ../../nbs/guides/command_line.ipynb #3f9342bb
+COMMANDS |= {
     "recipe": Command(
         "Train a real model, out of a package or from the Hub: `recipe LIST` says what there is.",
         load_recipe,
@@ -237,6 +242,10 @@ COMMANDS = {
         load_merge,
         {"run_dir": require_model_place},
     ),
+}
+
+# %% ../../nbs/guides/command_line.ipynb #a9114cd9
+COMMANDS |= {
     "probe": Command(
         "Try a trainer on seven tiny tasks whose answers are known.",
         load_probe,

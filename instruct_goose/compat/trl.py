@@ -525,7 +525,7 @@ ELSEWHERE = {  # what to do here: fields that are no settings of the algorithm
         "transformers_continuous_batching_config",
         "use_transformers_paged",
     ),
-    "TurnSampler's environment and its limits": ("max_tool_calling_iterations",),
+    "EnvironmentSampler(turns=)": ("max_tool_calling_iterations",),
     "texts that fit: shorten, or drop, the long ones": ("max_length", "truncation_mode"),
     "batch_tokens, an argument of train_lm: rows of like length share a batch": (
         "packing",

@@ -177,15 +177,15 @@ class Settings:
         hints = get_type_hints(type(self), include_extras=True)
         for name in (field.name for field in fields(self)):
             hint = hints[name]
-            value = getattr(self, name)
+            value = vars(self)[name]
             if isinstance(value, str) and Path in (hint, *get_args(hint)):
                 value = Path(value)
-                setattr(self, name, value)
+                vars(self)[name] = value
             error = value_error(hint, value)
             if error is not None:
                 raise type(error)(f"{name} is {value!r}: it must be {error}")
         for name, legal in self.conflicts():
-            raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {legal}")
+            raise ValueError(f"{name} is {vars(self)[name]!r}: it must be {legal}")
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield settings that are legal one by one and make no sense together.

@@ -91,7 +91,11 @@ def open_text(path: str) -> Iterator[IO[str]]:
             yield io.TextIOWrapper(file, encoding=encoding, errors=errors, newline="\n")
     except UnicodeDecodeError as e:
         raise ValueError(f"{path}: not {e.encoding.upper()}, in which it begins: {e.reason}") from e
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as e:
+    except (EOFError, zlib.error, lzma.LZMAError) as e:
+        raise ValueError(f"{path}: it cannot be unpacked: {e}") from e
+    except OSError as e:
+        if e.errno is not None:  # the disk, not what was packed
+            raise
         raise ValueError(f"{path}: it cannot be unpacked: {e}") from e
 
 

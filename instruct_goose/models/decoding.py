@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['RowFunction', 'ACTIVATIONS', 'FAMILIES', 'is_plain_cache', 'LibrarySteps', 'PreallocatedLayer', 'StaticSteps',
-           'attention', 'rotate_halves', 'LayerFunctions', 'ModelFunctions', 'OwnSteps', 'graph_pool', 'GraphSteps',
-           'concat_weights', 'linear_layer', 'conv1d_layer', 'layer_norm', 'gpt2_functions', 'rms_norm',
-           'llama_functions', 'is_unhooked', 'has_static_steps', 'has_own_steps', 'start_decoding']
+           'attention', 'rotate_halves', 'LayerFunctions', 'ModelFunctions', 'OwnSteps', 'CaptureSpace',
+           'capture_space', 'GraphSteps', 'concat_weights', 'linear_layer', 'conv1d_layer', 'layer_norm',
+           'gpt2_functions', 'rms_norm', 'llama_functions', 'only_marks_gradients', 'is_unhooked', 'has_static_steps',
+           'has_own_steps', 'product_rounding', 'start_decoding']
 
 # %% ../../nbs/reference/models/decoding.ipynb #499dfbc2
 import inspect
@@ -167,7 +168,7 @@ class StaticSteps(LibrarySteps):
         token: Tensor,  # (rows,), the newest one
     ) -> Tensor:  # (rows, V), of the next one
         "Read the newest token of each row, and return the logits of the next one."
-        self.mask[..., self.time] = 0
+        self.mask.index_fill_(-1, self.time, 0)
         logits = self.read(token[:, None], (self.time + self.start)[:, None])
         self.time += 1  # in place: the layers have the same tensor
         return logits
@@ -296,7 +297,7 @@ class OwnSteps:
         x = functions.embed(token, positions)
         angles = None if functions.angles is None else functions.angles[positions]
         if isinstance(newest, Tensor):
-            self.bias[:rows, :, newest] = 0
+            self.bias[:rows].index_fill_(-1, newest, 0)
         bias = self.bias[:rows].flatten(0, 1)[:, None, visible]
         for layer, (keys, values) in zip(functions.layers, self.past, strict=True):
             qkv = layer.qkv(layer.norm(x)).view(rows, -1, functions.head_size)
@@ -332,16 +333,56 @@ class OwnSteps:
         self.start = self.start[order]
 
 # %% ../../nbs/reference/models/decoding.ipynb #9a4b0002
-@cache
-def graph_pool(device: torch.device) -> torch.cuda.MemPool:
-    """Make the memory that all CUDA graphs on a GPU share.
+class CaptureSpace:
+    """A stream and a pool of memory, in which the CUDA graphs of one GPU are captured.
 
-    Each would leave its own behind. Made once for each device.
+    `torch.cuda.graph` captures too, but first empties torch's cache, at each rollout.
     """
-    with torch.cuda.device(device):
-        return torch.cuda.MemPool()
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self.pool: Any = ()  # none yet: the first graph makes one
+        self.number = torch.zeros((), device=device)
+        self.keeper = self.capture(lambda: self.number.add_(1))  # never replayed
+        self.pool = (self.keeper.pool(),)
+
+    def capture(
+        self,
+        work: Callable[[], object],  # its kernels are recorded, and do not run
+    ) -> torch.cuda.CUDAGraph:
+        """Record the kernels of `work`, whose shapes and addresses are fixed from now on.
+
+        Raises RuntimeError for what cannot be captured. This space is of no use after that; take a
+        new one.
+        """
+        generator = torch.cuda.default_generators[self.stream.device_index]
+        state = generator.get_state()
+        graph = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self.stream):
+                graph.capture_begin(*self.pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        except RuntimeError:
+            unmarked = torch.Generator(self.device)
+            unmarked.set_state(state)
+            generator.graphsafe_set_state(unmarked.graphsafe_get_state())
+            raise
+        current.wait_stream(self.stream)
+        return graph
 
 
+@cache
+def capture_space(device: torch.device) -> CaptureSpace:
+    "Make the capture space of a GPU, once."
+    return CaptureSpace(device)
+
+# %% ../../nbs/reference/models/decoding.ipynb #645cc8a9
 class GraphSteps:
     """A static step as one CUDA graph, whose kernels are launched together.
 
@@ -349,32 +390,28 @@ class GraphSteps:
     step that cannot be captured goes on without a graph, with a warning.
     """
 
+    token: Tensor  # what the graph reads, (rows,)
+    logits: Tensor  # what it writes, (rows, V)
+
     def __init__(self, step: OwnSteps | StaticSteps):
         self.step = step
         self.is_warm = True  # `start_decoding` has made a step with this number of rows
         self.cannot_capture = False
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.token = torch.empty(0, dtype=torch.long)  # once there is a graph, what it reads
+        self.logits = torch.empty(0)  # and writes
 
     def capture(self, token: Tensor) -> torch.cuda.CUDAGraph:
         """Record a step of these tokens; `self.token` and `self.logits` are its ends.
 
-        `torch.cuda.graph` does the same, but first empties torch's cache, at each rollout.
         Raises RuntimeError for a step that cannot be captured.
         """
         self.token = token.clone()
-        graph = torch.cuda.CUDAGraph()
-        own_stream = torch.cuda.Stream()
-        stream = torch.cuda.current_stream()
-        pool: Any = graph_pool(token.device).id
-        own_stream.wait_stream(stream)
-        with torch.cuda.stream(own_stream):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                self.logits = self.step(self.token)
-            finally:
-                graph.capture_end()
-        stream.wait_stream(own_stream)
-        return graph
+
+        def step() -> None:
+            self.logits = self.step(self.token)
+
+        return capture_space(token.device).capture(step)
 
     def __call__(
         self,
@@ -386,6 +423,7 @@ class GraphSteps:
                 self.graph = self.capture(token)
             except RuntimeError as error:
                 self.cannot_capture = True
+                capture_space.cache_clear()
                 warnings.warn(
                     f"no CUDA graph of the sampler's step, which is slower without: {error}",
                     stacklevel=2,
@@ -541,16 +579,25 @@ FAMILIES: dict[type, Callable[[Any, int], ModelFunctions]] = {
 }
 
 
+def only_marks_gradients(hook: Callable) -> bool:
+    """Is this the hook with which transformers and peft prepare gradient checkpointing?
+
+    It sets `requires_grad` of the embedded tokens, and changes no number.
+    """
+    return getattr(hook, "__name__", "").startswith("make_inputs_require_grad")
+
+
 def is_unhooked(
     model: PreTrainedModel,
     *others: str,  # beginnings of further modules' names whose layers are known
 ) -> bool:
-    "Are all layers torch's or transformers' own, unchanged and without hooks?"
+    "Are all layers torch's or transformers' own, unchanged and without hooks that change numbers?"
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
         return False
     known = ("torch.nn.modules.", "transformers.", *others)
     for part in model.modules():
-        is_changed = part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
+        hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+        is_changed = not all(map(only_marks_gradients, hooks)) or "forward" in vars(part)
         if is_changed or not type(part).__module__.startswith(known):
             return False
     return True
@@ -591,6 +638,17 @@ def has_own_steps(model: PreTrainedModel) -> bool:
     kinds = {(type(p), p.device, p.dtype) for p in model.parameters()}
     return kinds == {(nn.Parameter, model.device, dtype)} and is_unhooked(model)
 
+# %% ../../nbs/reference/models/decoding.ipynb #de995dfc
+def product_rounding(logits: Tensor) -> float:
+    """Say how coarse matrix products of this type are: the step from 1 to the next number.
+
+    With TF32, products of float32 numbers on a GPU keep 10 of 23 bits.
+    """
+    is_tf32 = logits.is_cuda and torch.get_float32_matmul_precision() != "highest"
+    if is_tf32 and logits.dtype == torch.float32:
+        return 2.0**-10
+    return torch.finfo(logits.dtype).eps
+
 # %% ../../nbs/reference/models/decoding.ipynb #cd08fd11
 def start_decoding(
     model: PreTrainedModel,  # in evaluation mode
@@ -602,8 +660,8 @@ def start_decoding(
     """Read the queries, and make what turns each further token into the next logits.
 
     The queries go through the model's forward, and their last column once more through a faster
-    step. The faster step goes on if |its logits − the model's| ≤ max(10⁻⁵, 16·eps)·max(1, |the
-    model's|) everywhere. Warns if they differ, and if a graph is asked for and cannot be made.
+    step. The faster step goes on if |its logits − the model's| ≤ max(10⁻⁵, 16·ε)·max(1, |the
+    model's|) everywhere, ε as of `product_rounding`. Warns if they differ, and if a graph is asked for and cannot be made.
     Raises TypeError for a model without a cache.
     """
     library = LibrarySteps(model, mask, max_new_tokens)
@@ -619,7 +677,7 @@ def start_decoding(
         if step is not None:
             gap = (step(ids[:, -1]) - logits).abs().max()
             size = logits.abs().max()
-            tolerance = max(1e-5, 16 * torch.finfo(logits.dtype).eps)
+            tolerance = max(1e-5, 16 * product_rounding(logits))
             if gap <= tolerance * size.clamp(min=1):
                 return logits, GraphSteps(step) if graph else step
             if size.isfinite():

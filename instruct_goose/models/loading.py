@@ -6,9 +6,9 @@
 __all__ = ['SMOLLM', 'Kind', 'LAYER_COUNTS', 'SMOLLM_PACKAGES', 'CHAT_TEMPLATE', 'WEIGHTS', 'find_model', 'holds_adapters',
            'check_files', 'read_config', 'load_model', 'load_tokenizer', 'load_generation_config', 'saved_ends',
            'load_config', 'configured_vocabulary', 'load_part', 'first_line_of', 'check_loaded_weights', 'without_tied',
-           'restore_head_bias', 'load_adapters', 'fit_embedding', 'base_model_of', 'save_merged', 'save_atomically',
-           'load_smollm', 'require_smollm', 'tiny_smollm', 'as_stored', 'save_weights', 'SavesPretrained', 'save_model',
-           'align_ends']
+           'restore_head_bias', 'load_adapters', 'fit_embedding', 'saved_embedding_rows', 'base_model_of',
+           'save_merged', 'save_atomically', 'load_smollm', 'require_smollm', 'tiny_smollm', 'as_stored',
+           'save_weights', 'SavesPretrained', 'save_model', 'align_ends']
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0003
 import json
@@ -274,11 +274,17 @@ def load_config(
 def configured_vocabulary(source: str | Path) -> int | None:
     """Read how many tokens the embedding of a model holds. No weight is read.
 
-    None for adapters, which may have been saved with an embedding of their own.
+    Adapters may have been saved with an embedding of their own, which counts then. None: the
+    configuration does not say it.
     """
-    if holds_adapters(find_model(source)):
-        return None
-    return getattr(load_config(source).get_text_config(), "vocab_size", None)
+    directory = find_model(source)
+    config = load_config(directory)
+    rows = getattr(config.get_text_config(), "vocab_size", None)
+    if not holds_adapters(directory):
+        return rows
+    with torch.device("meta"):  # names and shapes alone
+        model: Any = AutoModelForCausalLM.from_config(config)
+    return saved_embedding_rows(model, directory) or rows
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad000b
 _AUTO = {
@@ -432,20 +438,32 @@ def load_adapters(
 
 
 def fit_embedding(model: PreTrainedModel, directory: str | Path) -> None:
-    "Resize a base's embedding, in place, to that which adapters were saved with, if they were."
+    """Resize a base's embedding, in place, to the one that was saved with adapters.
+
+    Nothing is done where they were saved without one, or with one of the same size. The new rows
+    are not set: loading the adapters sets them.
+    """
+    rows = saved_embedding_rows(model, directory)
+    if rows is not None and rows != len(model.get_input_embeddings().get_parameter("weight")):
+        model.resize_token_embeddings(rows, mean_resizing=False)  # the saved rows replace it
+
+
+def saved_embedding_rows(
+    model: PreTrainedModel,  # the base, perhaps without its numbers
+    directory: str | Path,  # of adapters
+) -> int | None:  # None: they were saved without an embedding
+    "Count the rows of the embedding that was saved with adapters."
     embedding = model.get_input_embeddings().get_parameter("weight")
     name = ""
     for known, x in model.named_parameters():
         if x is embedding:
             name = known
-    rows = len(embedding)
     for file in Path(directory).glob("adapter_model*.safetensors"):
         with safe_open(file, "pt") as tensors:
             for key in tensors.keys():
                 if key.removeprefix("base_model.model.") == name:
-                    rows = tensors.get_slice(key).get_shape()[0]
-    if rows != len(embedding):
-        model.resize_token_embeddings(rows, mean_resizing=False)  # the saved rows replace it
+                    return tensors.get_slice(key).get_shape()[0]
+    return None
 
 
 def base_model_of(directory: str | Path) -> str:
@@ -484,7 +502,10 @@ def save_merged(
 def save_atomically(
     directory: str | Path, *parts: PreTrainedModel | PreTrainedTokenizerBase
 ) -> None:
-    "Write models and tokenizers into one directory, which is found whole or not."
+    """Write models and tokenizers into one directory, which is found whole or not.
+
+    They are written beside it and renamed. Raises OSError for a place that cannot be written.
+    """
     with whole_directory(directory) as beside:
         for part in parts:
             part.save_pretrained(beside)
@@ -613,7 +634,11 @@ def as_stored(model: PreTrainedModel) -> Iterator[None]:
 
 
 def save_weights(model: PreTrainedModel, directory: str | Path) -> None:
-    "Write a model, or its adapters alone, in the precision that it was loaded from."
+    """Write a model, or its adapters alone, in the precision that it was loaded from.
+
+    A model that was stored in bfloat16 learns in float32 and is stored in bfloat16 again. Adapters
+    stay as they are.
+    """
     stored = getattr(model.config, "dtype", None)
     with as_stored(model):
         model.save_pretrained(directory)

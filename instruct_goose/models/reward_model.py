@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..core.processes import with_progress
 from .adapters import has_adapters, merge_adapters
 from instruct_goose.models.families import (
     check_causal,
@@ -66,7 +67,10 @@ def pairwise_loss(
 
 # %% ../../nbs/learn/14_reward_model.ipynb #7c4e4960
 class PairwiseLoss(nn.Module):
-    "The mean of `pairwise_loss` over a batch, as a module."
+    """The mean of `pairwise_loss` over a batch, as a module.
+
+    −mean log σ(r(x) − r(y) − margin): Ouyang et al. (2022), eq. 1.
+    """
 
     def forward(
         self,
@@ -211,6 +215,11 @@ class RewardModel(nn.Module):
         config = copy.deepcopy(lm.config)
         weight = next(lm.parameters())
         config.num_labels = 1
+        if type(config) not in AutoModelForSequenceClassification._model_mapping:
+            raise ValueError(
+                f"a reward model is one of transformers' sequence classifiers, and there is none "
+                f"for {type(lm).__name__}: make it of a model of another family"
+            )
         with torch.random.fork_rng(devices=[]):  # these weights are overwritten at once
             model = AutoModelForSequenceClassification.from_config(config, dtype=weight.dtype)
         model.config.dtype = lm.config.dtype  # in which it is stored
@@ -245,6 +254,7 @@ class RewardModel(nn.Module):
         tools: Sequence | None = None,  # columns of the data that its chat template takes
         documents: Sequence | None = None,  # likewise
         chat_template_kwargs: Sequence | None = None,  # its other arguments, one mapping per row
+        desc: str | None = None,  # of a progress bar; None: no bar
     ) -> list[float]:  # one per text, in order
         """Score texts, or prompts with responses, without dropout or gradient.
 
@@ -271,7 +281,7 @@ class RewardModel(nn.Module):
             else:
                 heads = prompt_texts(prompts, prompt_ids, tokenizer)
                 rows = rendered_answers(self.tokenizer, rows, prompts, heads)
-        return score_in_batches(self.model, self.tokenizer, self, rows, batch_size, "text")
+        return score_in_batches(self.model, self.tokenizer, self, rows, batch_size, "text", desc)
 
     def _writes_chats_as(self, tokenizer: PreTrainedTokenizerBase | None) -> bool:
         "Whether another tokenizer has the same chat template."
@@ -353,6 +363,7 @@ def score_in_batches(
     texts: Sequence[str | Sequence[int]],  # or rows of token ids
     batch_size: int,
     name: str,  # what the error calls a text
+    desc: str | None = None,  # of a progress bar; None: no bar
 ) -> list[float]:  # one per text, in order
     """Score texts without dropout or gradient; texts of like length go together.
 
@@ -374,7 +385,7 @@ def score_in_batches(
     filling = readable_pad_id(tokenizer, vocabulary)
     scores = [0.0] * len(rows)
     with eval_mode(model), torch.no_grad():
-        for start in range(0, len(order), batch_size):
+        for start in with_progress(range(0, len(order), batch_size), desc):
             batch = order[start : start + batch_size]
             ids, mask = pad([rows[i] for i in batch], filling)
             batch_scores = score(ids.to(model.device), mask.to(model.device)).tolist()
@@ -481,7 +492,10 @@ def log_odds(logits: Float[Tensor, "batch label"], label: int) -> Float[Tensor, 
 
 # %% ../../nbs/learn/14_reward_model.ipynb #41ea1467
 class CutTexts(UserWarning):
-    "Texts are longer than a classifier can read, and their ends are not scored."
+    """Texts are longer than a classifier can read, and their ends are not scored.
+
+    Said once for each classifier.
+    """
 
 
 class Classifier:
@@ -552,7 +566,11 @@ class Classifier:
         )
 
     def rows(self, texts: Sequence[str | Sequence[int]]) -> list[list[int]]:
-        "Tokenise texts, cut to what the classifier reads. Warns once where it cuts."
+        """Tokenize texts, cut to what the classifier reads.
+
+        Returns token ids, with the special tokens of its own call. The first cut is a CutTexts
+        warning.
+        """
         plain = [text for text in texts if isinstance(text, str)]
         encoded = iter(Renderer(self.tokenizer).texts(plain))
         rows = [next(encoded) if isinstance(text, str) else list(text) for text in texts]

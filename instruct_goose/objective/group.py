@@ -89,7 +89,7 @@ def _cells(preset: dict[str, Any]) -> list[str]:
 
     surrogate, advantage = words("surrogate"), words("advantage")
     entry = SURROGATES[d["surrogate"]]
-    if entry.held is not None:  # a clip that holds something
+    if entry.clipped is not None:  # a clip that holds something
         high = d["clip"] if d["clip_high"] is None else d["clip_high"]
         surrogate += f", {entry.clip_text(d['clip'], high)}"
     if d["dual_clip"] is not None:

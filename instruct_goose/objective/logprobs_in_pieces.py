@@ -46,9 +46,14 @@ def tile_shape(tokens: int, vocab: int, numbers: int) -> tuple[int, int]:
     """Choose rows and columns of a tile that holds at most `numbers` numbers.
 
     Tiles are nearly square; wider where there are few tokens, higher where there are few words.
+    A tile that does not span the vocabulary is a multiple of 64 columns wide, if it can: a GPU's
+    fast matrix products want rows of the result to begin at multiples of 16 bytes.
     """
     rows = max(1, min(tokens, max(math.isqrt(numbers), numbers // vocab)))
-    return rows, max(1, min(vocab, numbers // rows))
+    columns = max(1, min(vocab, numbers // rows))
+    if 64 < columns < vocab:
+        columns -= columns % 64
+    return rows, columns
 
 
 def tiles(tokens: int, vocab: int, shape: tuple[int, int]) -> Iterator[tuple[slice, slice]]:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LEVELS', 'SURROGATES', 'probability_ratio', 'clipped_objective', 'clip_active', 'SurrogateInputs', 'Surrogate',
-           'complete_settings', 'policy_loss', 'sampler_weights', 'clip_fraction', 'held_tokens', 'held_shares']
+           'complete_settings', 'policy_loss', 'sampler_weights', 'clip_fraction', 'clipped_tokens', 'clipped_shares']
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #a4e63f8b
 from collections.abc import Callable, Mapping
@@ -135,23 +135,23 @@ class Surrogate(NamedTuple):
     """What a token contributes to the objective, and what the clip does to it.
 
     An entry of SURROGATES. `objective` returns (batch, time), to be maximised, with gradient;
-    `held` returns by the name of a side, (batch, time) bool each, the tokens that a clip holds.
+    `clipped` returns by the name of a side, (batch, time) bool each, the tokens that a clip holds.
     """
 
     objective: Callable[[SurrogateInputs], Tensor]  # per token, to be maximised
-    held: Callable[[SurrogateInputs], dict[str, Tensor]] | None = None  # {name: where}
+    clipped: Callable[[SurrogateInputs], dict[str, Tensor]] | None = None  # {name: where}
     takes_dual_clip: bool = False
     settings: Mapping[str, float] = {}  # of its own, by name, with their defaults
     clip_text: Callable[[float, float], str] = _ratio_text  # (ε, ε_high) → what they bound
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #5d2e8f03
-def _min_held(x: SurrogateInputs):
+def _min_clipped(x: SurrogateInputs):
     "Where the gradient is cut."
     low, high = clip_active(x.ratio, x.advantages, x.clip, x.clip_high)
-    held = dict(low=low, high=high)
+    clipped = dict(low=low, high=high)
     if x.dual_clip is not None:
-        held["dual"] = (x.ratio > x.dual_clip) & (x.advantages < 0)
-    return held
+        clipped["dual"] = (x.ratio > x.dual_clip) & (x.advantages < 0)
+    return clipped
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #5d2e8f04
 def _weight_objective(x: SurrogateInputs):
@@ -160,7 +160,7 @@ def _weight_objective(x: SurrogateInputs):
     return weight * x.advantages * x.logprobs
 
 
-def _weight_held(x: SurrogateInputs):
+def _weight_clipped(x: SurrogateInputs):
     "Where the weight is at its bound, whatever the sign of Â."
     low, high = _clip_range(x.clip, x.clip_high)
     return dict(low=x.ratio < low, high=x.ratio > high)
@@ -169,11 +169,11 @@ def _weight_held(x: SurrogateInputs):
 SURROGATES: dict[str, Surrogate] = {
     "min": Surrogate(  # PPO (2017) eq. 7, with a floor if there is a dual clip
         lambda x: clipped_objective(x.ratio, x.advantages, x.clip, x.clip_high, x.dual_clip),
-        _min_held,
+        _min_clipped,
         takes_dual_clip=True,
     ),
     "ratio": Surrogate(lambda x: x.ratio * x.advantages),  # its eq. 6: nothing is clipped
-    "weight": Surrogate(_weight_objective, _weight_held),
+    "weight": Surrogate(_weight_objective, _weight_clipped),
 }
 
 
@@ -292,7 +292,7 @@ def clip_fraction(
     return masked_mean(low, mask), masked_mean(high, mask)
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #5d2e8f06
-def held_tokens(
+def clipped_tokens(
     surrogate: str,  # one of SURROGATES
     ratio: Float[Tensor, "batch time"],  # ρₜ
     advantages: Float[Tensor, "batch time"],
@@ -313,9 +313,9 @@ def held_tokens(
     if logprobs is None:
         logprobs = torch.zeros_like(ratio)
     none = torch.zeros_like(ratio, dtype=torch.bool)
-    held = dict(low=none, high=none)
-    if entry.held is not None:
-        held |= entry.held(
+    clipped = dict(low=none, high=none)
+    if entry.clipped is not None:
+        clipped |= entry.clipped(
             SurrogateInputs(
                 ratio,
                 torch.where(mask, wide(logprobs.detach()), 0.0),
@@ -327,22 +327,22 @@ def held_tokens(
                 settings,
             )
         )
-    return held
+    return clipped
 
 # %% ../../nbs/learn/08_policy_loss.ipynb #c7d55661
 @torch.no_grad()
-def held_shares(
+def clipped_shares(
     surrogate: str,  # one of SURROGATES
     ratio: Float[Tensor, "batch time"],  # ρₜ
     advantages: Float[Tensor, "batch time"],
     mask: Bool[Tensor, "batch time"],
-    *clips: Any,  # and the others of `held_tokens`
+    *clips: Any,  # and the others of `clipped_tokens`
 ) -> dict[str, Float[Tensor, ""]]:  # clip_fraction, their sum, and clip_fraction_low, _high, …
     """Compute the shares of real tokens that the clip of this surrogate holds.
 
     By the name of its side, and their sum. Raises ValueError for an unknown surrogate, and for a
     mask without a True.
     """
-    held = held_tokens(surrogate, ratio, advantages, mask, *clips)
-    shares = {f"clip_fraction_{side}": masked_mean(x, mask) for side, x in held.items()}
+    clipped = clipped_tokens(surrogate, ratio, advantages, mask, *clips)
+    shares = {f"clip_fraction_{side}": masked_mean(x, mask) for side, x in clipped.items()}
     return {"clip_fraction": torch.stack(list(shares.values())).sum()} | shares

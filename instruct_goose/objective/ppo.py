@@ -23,7 +23,7 @@ from instruct_goose.objective.masks import (
 )
 from instruct_goose.objective.policy_loss import (
     clip_active,
-    held_shares,
+    clipped_shares,
     policy_loss,
     probability_ratio,
 )
@@ -65,14 +65,14 @@ def update_meters(
     """Measure how far this batch has moved the policy, over the real tokens.
 
     approx_kl, the mean of k3 = ρ − 1 − log ρ, estimates KL(π_old‖π); the shares of tokens that the
-    clip of this surrogate holds, see held_shares; mean, std, range of ρ. Raises ValueError if
+    clip of this surrogate holds, see clipped_shares; mean, std, range of ρ. Raises ValueError if
     shapes differ, for an empty mask, and for ε ≤ 0.
     """
     ratio = probability_ratio(logprobs, old_logprobs, mask, level=level)
     k3 = token_kl(old_logprobs, logprobs, mask, "k3")  # the sampler comes first
     return dict(
         approx_kl=masked_mean(k3, mask),
-        **held_shares(
+        **clipped_shares(
             surrogate,
             ratio,
             advantages,

@@ -43,7 +43,10 @@ tokenizer = AutoTokenizer.from_pretrained(path)"""
 LOADING_ADAPTERS = """# adapters in their model; `instruct-goose merge RUN OUT` makes it a plain one
 from instruct_goose.models.loading import load_model, load_tokenizer
 
-model, tokenizer = load_model(path), load_tokenizer(path)"""
+model, tokenizer = load_model(path), load_tokenizer(path)
+
+# loaded by transformers or peft alone, the model ends its answers as its base does, until
+# model.generation_config = GenerationConfig.from_pretrained(path)"""
 
 
 def model_card(summary: Mapping[str, Any]) -> str:  # Markdown, with the Hub's header

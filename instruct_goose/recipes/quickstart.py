@@ -261,7 +261,7 @@ def run_stages(config: QuickstartConfig, out: Path, manager: CheckpointManager) 
         "PPO needs a model that writes already."
     )
     lm, _ = train_sft(config, data, tokenizer, manager.stage("sft"))
-    nats = lm_nats(lm, tokenizer, data.held_out)
+    nats = lm_nats(lm, tokenizer, data.held_out, desc=config.bar_name("held-out reviews"))
     save_model(lm, tokenizer, out / "sft")
     print(f"  {nats:.3f} nats per token on unseen reviews")
     print(
@@ -269,7 +269,8 @@ def run_stages(config: QuickstartConfig, out: Path, manager: CheckpointManager) 
         "per word, teach it what people like."
     )
     reward_model, _ = make_reward_model(config, data, lm, manager.stage("reward model"))
-    accuracy = pair_accuracy(reward_model.score, data.held_out_pairs)
+    score = partial(reward_model.score, desc=config.bar_name("held-out pairs"))
+    accuracy = pair_accuracy(score, data.held_out_pairs)
     ceiling = pair_ceiling(data.held_out_pairs)
     save_model(reward_model.model, reward_model.tokenizer, out / "reward_model")
     print(
@@ -286,7 +287,7 @@ def run_stages(config: QuickstartConfig, out: Path, manager: CheckpointManager) 
             config,
             *writing,
             manager.stage("baselines"),
-            given=True,
+            prompts_given=True,
             batch_size=config.sft_batch_size,
         )
     return improve(

@@ -559,7 +559,7 @@ def run_on_raters(
         "GPT-2 with random weights learns to write by reading all of it."
     )
     lm = train_writer(config, data, manager.stage("sft"))
-    nats = lm_nats(lm, tokenizer, texts)
+    nats = lm_nats(lm, tokenizer, texts, desc=config.bar_name("held-out snippets"))
     save_model(lm, tokenizer, out / "sft")
     print(
         f"  {nats:.3f} nats per token on held-out snippets\n\nReward model: every rater of a "

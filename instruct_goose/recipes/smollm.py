@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +36,7 @@ from instruct_goose.core.checks import (
     Threads,
 )
 from ..core.files import text_table
-from ..core.processes import find_device
+from ..core.processes import find_device, with_progress
 from ..core.random import stage_seed
 from ..models.adapters import with_lora
 from ..models.agent import Agent, create_reference_model
@@ -133,7 +133,13 @@ def run_task(name: str, config: RecipeConfig, task: Task | Prepare) -> dict:  # 
             manager,
             trainer,
             config.job(prepared.prompts, prepared.reward),
-            lambda: figures_of(trainer, prepared, config.eval_samples),
+            partial(
+                figures_of,
+                trainer,
+                prepared,
+                config.eval_samples,
+                config.bar_name("held-out texts"),
+            ),
             **prepared.found,
         )
 
@@ -159,7 +165,12 @@ def make_policy_trainer(config: RecipeConfig, task: Task) -> RLHFTrainer:
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #4ec10c
 @torch.no_grad()
-def figures_of(trainer: RLHFTrainer, task: Task, n: int) -> tuple[Rollout, Figures]:
+def figures_of(
+    trainer: RLHFTrainer,
+    task: Task,
+    n: int,  # prompts
+    desc: str | None = None,  # of a progress bar; None: no bar
+) -> tuple[Rollout, Figures]:
     """Let the policy answer n held-out prompts, and measure the responses.
 
     The random numbers are the same each time; with eval_greedy each prompt is answered once,
@@ -173,14 +184,15 @@ def figures_of(trainer: RLHFTrainer, task: Task, n: int) -> tuple[Rollout, Figur
     kls = []
     tokens = 0
     log_likelihood = 0.0  # under the reference, in nats
-    for part in trainer.answers(prompts, greedy):
-        notes = trainer.annotate(part)
+    chunks = with_progress(range(0, n, trainer.config.batch_size), desc)
+    for _, part in zip(chunks, trainer.answers(prompts, greedy), strict=True):
+        annotations = trainer.annotate(part)
         parts.append(part)
-        if notes.kl is None or notes.ref_logprobs is None:
+        if annotations.kl is None or annotations.ref_logprobs is None:
             raise ValueError("the figures compare with a reference: give the trainer ref_model=")
-        kls.append(masked_sum(notes.kl, part.mask, dim=-1))
+        kls.append(masked_sum(annotations.kl, part.mask, dim=-1))
         tokens += int(part.mask.sum())
-        log_likelihood += float(notes.ref_logprobs.sum())
+        log_likelihood += float(annotations.ref_logprobs.sum())
     rollout = concat(parts)
     figures = task.figures(rollout, trainer) | {
         "kl_to_reference": torch.cat(kls).mean().item(),
@@ -386,12 +398,13 @@ class Judge(RewardModel):
         self,
         texts: Sequence[str],
         batch_size: int = 256,
+        desc: str | None = None,  # of a progress bar; None: no bar
     ) -> list[float]:  # one per text
         """Score texts, each with the question behind it.
 
         After `normalise` with mean 0 and standard deviation 1 over those texts.
         """
-        return super().score([text + self.question for text in texts], batch_size)
+        return super().score([text + self.question for text in texts], batch_size, desc=desc)
 
 # %% ../../nbs/guides/smollm_recipes.ipynb #8a95af62
 def train_judge(

@@ -25,7 +25,6 @@ from ..core.random import stage_seed
 from ..models.agent import Agent
 from ..models.reward_model import RewardModel
 from .inputs import PlugIns
-from .training import run_job, TrainingJob
 from ..rollouts.evaluation import best_of_n, kl_to_reference, plot_metrics, generate
 from ..rollouts.rewards import Rewards
 from instruct_goose.rollouts.rollout import (
@@ -33,7 +32,12 @@ from instruct_goose.rollouts.rollout import (
     require_texts,
     Rollout,
 )
-from ..runs.directory import saving_conflicts, settings_of
+from instruct_goose.runs.directory import (
+    saving_conflicts,
+    settings_of,
+    train_policy,
+    TrainingJob,
+)
 from ..runs.resume import CheckpointManager, MAIN, Stage
 from ..runs.trackers import Track, TrackEvery
 from ..supervised.sft import train_lm
@@ -60,6 +64,10 @@ class RecipeSettings(PlugIns, RLHFConfig):
         "Yield settings that cannot be combined, with what each must be."
         yield from super().conflicts()
         yield from saving_conflicts(self)
+
+    def bar_name(self, name: str) -> str | None:
+        "The name of a progress bar; None where the settings show none."
+        return name if self.progress else None
 
     def job(
         self, prompts: Sequence, reward_fn: Rewards, held_out: Sequence | None = None
@@ -137,6 +145,7 @@ def text_figures(
     tokenizer: PreTrainedTokenizerBase,
     reward_model: RewardModel,
     measure: Measure,
+    desc: str | None = None,  # of a progress bar; None: no bar
 ) -> Figures:
     """Average what is known of each text of a rollout.
 
@@ -146,7 +155,7 @@ def text_figures(
     texts = rollout.texts or []
     ended = finished(rollout, cast(int, tokenizer.eos_token_id)).tolist()
     columns = {
-        "reward_model_score": reward_model.score(texts),
+        "reward_model_score": reward_model.score(texts, desc=desc),
         **measure(texts, ended),
         "response_length": rollout.mask.sum(-1).tolist(),
         "ended": ended,
@@ -173,12 +182,19 @@ def evaluate(
     there is kl_to_reference, in nats per response.
     """
     rollout = generate(
-        model, tokenizer, prompts, config.max_new_tokens, seed=stage_seed(config.seed, "evaluation")
+        model,
+        tokenizer,
+        prompts,
+        config.max_new_tokens,
+        seed=stage_seed(config.seed, "evaluation"),
+        desc=config.bar_name("held-out texts"),
     )
     kl = 0.0
     if model is not reference:
-        kl = kl_to_reference(model, reference, rollout).mean().item()
-    figures = text_figures(rollout, tokenizer, reward_model, measure)
+        kls = kl_to_reference(model, reference, rollout, desc=config.bar_name("their KL"))
+        kl = kls.mean().item()
+    scores_bar = config.bar_name("their scores")
+    figures = text_figures(rollout, tokenizer, reward_model, measure, scores_bar)
     return rollout, figures | {"kl_to_reference": kl}
 
 # %% ../../nbs/reference/recipes/stages.ipynb #d074c6e0
@@ -190,7 +206,7 @@ def make_baselines(
     prompts: list[str],
     measure: Measure,
     stage: Stage | None = None,  # keeps checkpoints
-    given: bool = False,  # whether the prompts are given; else they are learnt as well
+    prompts_given: bool = False,  # else they are learnt as well
     **batch: Any,  # batch_size or batch_tokens of `train_lm`
 ) -> dict[str, Figures]:  # by the baseline's name
     """Measure the best of n texts by score, and SFT on those of them that ended.
@@ -204,8 +220,10 @@ def make_baselines(
         [prompt for prompt in prompts for _ in range(n)],
         config.max_new_tokens,
         seed=stage_seed(config.seed, "best of n"),
+        desc=config.bar_name(f"best of {n}"),
     )
-    best, _ = best_of_n(rollout, reward_model.score(require_texts(rollout)), n)
+    scores = reward_model.score(require_texts(rollout), desc=config.bar_name("their scores"))
+    best, _ = best_of_n(rollout, scores, n)
     baselines = {f"best_of_{n}": text_figures(best, tokenizer, reward_model, measure)}
     ended = best[finished(best, cast(int, tokenizer.eos_token_id))]
     if len(ended):
@@ -214,7 +232,7 @@ def make_baselines(
             tuned,
             tokenizer,
             require_texts(ended),
-            prompts=ended.prompts if given else None,
+            prompts=ended.prompts if prompts_given else None,
             steps=config.tune_steps,
             lr=config.tune_lr,
             seed=stage_seed(config.seed, "tune"),
@@ -298,7 +316,7 @@ def improve(
         f"\n{algorithm}: {config.steps} times, write {config.batch_size} texts, score them, "
         f"make the better ones likelier; each nat of KL to the SFT model costs {config.beta}."
     )
-    metrics = run_job(trainer, job, out, manager.stage(MAIN))
+    metrics = train_policy(trainer, job, out, manager.stage(MAIN))
     trainer.save_pretrained(out / "policy")
     texts_after, after = measure()
     others = {}

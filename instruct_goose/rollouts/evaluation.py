@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..core.processes import with_progress
 from ..models.agent import Agent
 from ..models.response import response_logits
 from ..models.sampling import left_padded, sample
@@ -34,6 +35,7 @@ def generate(
     seed: int = 0,  # the same seed samples the same texts
     batch_size: int = 256,
     greedy: bool = False,  # the likeliest tokens instead, without a random number
+    desc: str | None = None,  # of a progress bar; None: no bar
 ) -> Rollout:  # one response for each prompt, in order, with `texts` and `prompts`
     """Sample one response to each prompt, r ~ π(·|q), from the whole distribution.
 
@@ -45,7 +47,7 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     eos_id: Any = tokenizer.eos_token_id
     parts = []
-    for start in range(0, len(data), batch_size):
+    for start in with_progress(range(0, len(data), batch_size), desc):
         rows = range(start, min(start + batch_size, len(data)))
         batch = data.collate([data[i] for i in rows])
         ids, mask = left_padded(policy, batch["query_ids"], batch["query_mask"])
@@ -75,6 +77,7 @@ def kl_to_reference(
     rollout: Rollout,  # responses that `model` wrote
     temperature: float = 1.0,
     batch_size: int = 64,  # rows at a time: each needs time × vocab numbers
+    desc: str | None = None,  # of a progress bar; None: no bar
 ) -> Float[Tensor, "batch"]:  # nats per response, never negative
     """Compute Σₜ KL(π(·|sₜ) ‖ π_ref(·|sₜ)) along each response, over all words.
 
@@ -96,7 +99,7 @@ def kl_to_reference(
         return logits.log_softmax(-1)
 
     sums = []
-    for start in range(0, len(rollout), batch_size):
+    for start in with_progress(range(0, len(rollout), batch_size), desc):
         rows = rollout[start : start + batch_size]
         kl = exact_kl(
             log_distributions(policy, rows), log_distributions(ref_model, rows), rows.mask

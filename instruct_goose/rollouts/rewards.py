@@ -326,6 +326,7 @@ LIBRARY_NAMES = (  # what a reward function is given by the library; no column h
     "completion_ids",
     "completion_mask",
     "sampled_logprobs",
+    "environment_rewards",
     "tokenizer",
     "trainer_state",
     "log_metric",
@@ -369,7 +370,8 @@ def reward_kwargs(
     """Collect what a reward function may ask for by name, one item per response.
 
     These are prompts, completions, completion_messages, prompt_ids, completion_ids,
-    completion_mask (1: the policy wrote it), sampled_logprobs where they are known, the policy's
+    completion_mask (1: the policy wrote it), sampled_logprobs where they are known,
+    environment_rewards where an environment gave some (one number per token), the policy's
     tokenizer, and the data's columns. Without a tokenizer there are no texts.
     Raises RewardError for a column that has one of the library's names.
     """
@@ -390,6 +392,8 @@ def reward_kwargs(
     kwargs["prompt_ids"] = unpad(host.query_ids, host.query_mask)
     if rollout.sampled_logprobs is not None:
         kwargs["sampled_logprobs"] = unpad(rollout.sampled_logprobs, rollout.attention_mask)
+    if rollout.environment_rewards is not None:
+        kwargs["environment_rewards"] = unpad(rollout.environment_rewards, rollout.attention_mask)
     return kwargs
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #40a8175e

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['R', 'Rollout', 'by_length', 'micro_batch_slices', 'finished', 'decode', 'attach_texts', 'PromptBatch', 'Tokens',
-           'concat', 'concat_column', 'map_rows', 'require_column', 'require_texts', 'require_scores']
+           'concat', 'concat_column', 'map_rows', 'require_texts', 'require_scores']
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #0b555037
 import math
@@ -51,6 +51,8 @@ class Rollout:
     scores: Float[Tensor, "batch"] | None = None  # R(q, r)
     score_parts: dict[str, Tensor] | None = None  # of several rewards, by name; NaN: not asked
     token_scores: Float[Tensor, "batch time"] | None = None  # parts of the score with a place
+    environment_rewards: Float[Tensor, "batch time"] | None = None  # an environment's, per turn
+    episodes: dict[str, list] | None = None  # what a sampler counted in each response, by name
     baseline: Float[Tensor, "batch"] | None = None  # total reward of the greedy response
     drawn: dict[str, int | float] | None = None  # what dynamic sampling did, for the log
     reward_noise: dict[str, Tensor] | None = None  # what asking the reward again found
@@ -94,10 +96,9 @@ class Rollout:
             return [x[i] for i in numbers.tolist()]
 
         taken = {}
-        for field in fields(self):
-            column = getattr(self, field.name)
-            if column is not None and field.name not in self.WHOLE:
-                taken[field.name] = take(column)
+        for name, column in vars(self).items():
+            if column is not None and name not in self.WHOLE:
+                taken[name] = take(column)
         return type(self)(**taken)
 
     def to_(self: R, device: torch.device | str) -> R:
@@ -105,10 +106,10 @@ class Rollout:
 
         From a GPU ids and masks are copied to the CPU too, see `on_host`.
         """
-        for field in fields(self):
-            column = getattr(self, field.name)
+        columns = vars(self)
+        for name, column in columns.items():
             if torch.is_tensor(column):
-                setattr(self, field.name, column.to(device))
+                columns[name] = column.to(device)
         if self.score_parts is not None:
             for name, scores in self.score_parts.items():
                 self.score_parts[name] = scores.to(device)
@@ -274,7 +275,10 @@ def attach_texts(
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #a42da29d
 class PromptBatch(NamedTuple):
-    "Prompts as a sampler is given them: token ids, padded on the left."
+    """Prompts as a sampler is given them: token ids, padded on the left.
+
+    One row for each prompt; a sampler answers each of them n times, side by side.
+    """
 
     ids: Int[Tensor, "batch query"]  # left-padded
     mask: Bool[Tensor, "batch query"]  # True at real tokens
@@ -296,15 +300,15 @@ def concat(parts: Sequence[Rollout], pad_id: int = 0) -> Rollout:
 
     Queries are padded on the left, responses on the right; `pad_id` fills up responses, 0 the rest.
     A column of the data that a part does not know is None there. A part without an
-    environment_mask or token_scores has 0 there: it has no such tokens, and its whole score at the
-    end. Any other column that one part lacks is missing in the whole, and so is what says nothing
+    environment_mask, environment_rewards or token_scores has 0 there: it has no such tokens, and
+    its whole score at the end. Any other column that one part lacks is missing in the whole, and so is what says nothing
     of a single row (`Rollout.WHOLE`).
     """
     columns_of_parts: dict[str, list] = {}
     for field in fields(Rollout):
         if field.name not in (*Rollout.WHOLE, "host_copy"):
-            columns_of_parts[field.name] = [getattr(part, field.name) for part in parts]
-    for name in ("environment_mask", "token_scores"):
+            columns_of_parts[field.name] = [vars(part)[field.name] for part in parts]
+    for name in ("environment_mask", "environment_rewards", "token_scores"):
         columns_of_parts[name] = _with_zeros(columns_of_parts[name], parts)
     columns_of_parts["columns"] = _same_columns(parts)
     whole = {}
@@ -399,19 +403,6 @@ def _whole_column(name: str, parts: Sequence[tuple[int, Any]]) -> Any:
     return concat_column(name, columns)
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #7c01a34f
-def require_column(
-    rollout: Rollout,
-    name: str,  # of the column
-    first: str,  # what fills it, for the message
-) -> None:
-    """Check that a column is there.
-
-    Raises ValueError, saying what to do first, if it is not.
-    """
-    if getattr(rollout, name) is None:
-        raise ValueError(f"this rollout has no {name}: {first}")
-
-
 def require_texts(rollout: Rollout) -> list[str]:
     "Return the texts. Raises ValueError for a rollout without them."
     if rollout.texts is None:

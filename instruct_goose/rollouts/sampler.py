@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['CONTEXT', 'RATIO_CAUSES', 'FLOAT_LIMIT', 'HALF_LIMIT', 'MOST_TOKENS_OFF', 'LARGEST_MEAN', 'StopStrings', 'Sampler',
-           'SyncedSampler', 'PolicySampler', 'sync_weights', 'require_rows', 'require_sampler', 'require_sampler_maker',
-           'rounding', 'RatioOutliers', 'check_ratio', 'require_same_forward', 'SharedSampler',
-           'sampler_of_this_process', 'data_parallel', 'greedy_responses']
+           'SyncedSampler', 'EpisodeSampler', 'PolicySampler', 'begin_episodes', 'sync_weights', 'require_rows',
+           'require_sampler', 'require_sampler_maker', 'rounding', 'RatioOutliers', 'check_ratio',
+           'require_same_forward', 'SharedSampler', 'sampler_of_this_process', 'data_parallel', 'greedy_responses']
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #c5bce922
 import inspect
@@ -30,12 +30,12 @@ from ..models.response import response_logprobs
 from ..models.sampling import left_padded, sample
 from ..models.tokens import unpad
 from ..objective.policy_loss import probability_ratio
+from .prompts import Prompts
 from instruct_goose.rollouts.rollout import (
     attach_texts,
     finished,
     concat,
     PromptBatch,
-    require_column,
     Rollout,
     Tokens,
 )
@@ -148,14 +148,35 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class SyncedSampler(Sampler, Protocol):
-    "A sampler with weights of its own, which are replaced at the end of each iteration."
+    """A sampler with weights of its own, such as an engine on another GPU.
+
+    A sampler with a method `updated` is one. It gets the policy's weights before the first rollout
+    and at the end of each iteration.
+    """
 
     def updated(self, model: nn.Module) -> None:
         "Take over the policy's new weights."
 
 
+@runtime_checkable
+class EpisodeSampler(Sampler, Protocol):
+    """A sampler with an environment for each response.
+
+    `begin` resets the environments with the data's rows. It returns n prompts for each row, side
+    by side, with what the environments say first; the sampler is then called with these.
+    """
+
+    def begin(self, prompts: Prompts, n: int, generator: torch.Generator | None) -> Prompts:
+        "Reset an environment for each response to come, and return the prompts of all."
+        ...
+
+
 class PolicySampler:
-    "Sample from the policy itself, through `sample`: the default."
+    """Samples from the policy itself, through `sample`: the default.
+
+    Its log-probabilities are those of the distribution that it drew from, so that the first
+    update starts at a ratio of 1.
+    """
 
     def __init__(self, agent: Agent, tokens: Tokens):
         self.agent = agent
@@ -197,8 +218,28 @@ class PolicySampler:
         return attach_texts(rollout, tokens.tokenizer)
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #ecdce375
+def begin_episodes(
+    sampler: Sampler,
+    prompts: Prompts,
+    n: int,  # responses to each prompt
+    generator: torch.Generator | None,
+) -> tuple[Prompts, int]:  # the prompts to answer, and how often each
+    """Let the environments of an `EpisodeSampler` begin, before the prompts are read.
+
+    Such a sampler is asked once for each response, since each has its own environment. Any other
+    sampler answers the prompts as they are.
+    """
+    own = sampler_of_this_process(sampler)
+    if isinstance(own, EpisodeSampler):
+        return own.begin(prompts, n, generator), 1
+    return prompts, n
+
+
 def sync_weights(sampler: Sampler, model: nn.Module) -> None:
-    "Give the policy's weights to a sampler that keeps its own: π_old ← π_θ."
+    """Give the policy's weights to a sampler that keeps its own: π_old ← π_θ.
+
+    Nothing is done for one that reads the policy itself.
+    """
     if isinstance(sampler, SyncedSampler):
         sampler.updated(model)
 
@@ -268,7 +309,11 @@ def rounding(model: nn.Module, config: RLHFConfig | None = None) -> float:
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #4be80248
 class RatioOutliers(UserWarning):
-    "At a few tokens the same weights give other probabilities: rounding, if nothing else is off."
+    """At a few tokens the same weights give other probabilities.
+
+    Rounding, if nothing else is off. With another sampler `importance_cap` bounds what they do to
+    the update.
+    """
 
 
 FLOAT_LIMIT = 1e-3  # of |ρ − 1| at a token: what is more is no rounding in float32
@@ -339,8 +384,11 @@ def require_same_forward(
     would be shown with texts that its probabilities do not say.
     """
     some = rollout[torch.arange(0, len(rollout), math.ceil(len(rollout) / rows))]
-    require_column(some, "sampled_logprobs", "they are the sampler's own")
-    sampled = torch.as_tensor(some.sampled_logprobs)
+    sampled = some.sampled_logprobs
+    if sampled is None:
+        raise ValueError(
+            "this rollout has no sampled_logprobs: sample(…, with_logprobs=True) first"
+        )
     read = response_logprobs(
         model,
         some.query_ids,

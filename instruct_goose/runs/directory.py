@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MODEL_FILES', 'new_run_dir', 'claim_run_dir', 'require_unused', 'IsDataclass', 'SavedRun', 'DirectoryConfig',
            'open_run', 'has_begun', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts', 'RunLog',
-           'name_new_schedule', 'checked_log', 'truncate_log', 'train_policy', 'logging_to', 'save_last_whole_policy',
-           'in_run_directory', 'check_directory', 'print_worst_finding', 'input_digests', 'file_history',
-           'name_changed_files', 'model_digests', 'directory_digests']
+           'name_new_schedule', 'checked_log', 'truncate_log', 'TrainingJob', 'train_policy', 'logging_to',
+           'save_last_whole_policy', 'in_run_directory', 'check_directory', 'print_worst_finding', 'input_digests',
+           'file_history', 'name_changed_files', 'model_digests', 'directory_digests']
 
 # %% ../../nbs/reference/runs/directory.ipynb #ed9beb72
 import hashlib
@@ -21,7 +21,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -46,7 +46,7 @@ from ..doctor.report import read_tokens
 from ..doctor.rules import read_metrics
 from ..models.loading import base_model_of, find_model, holds_adapters, save_model
 from ..models.sharding import is_sharded, load_weights, unsharded_copy
-from ..rollouts.prompts import is_indexable
+from ..rollouts.prompts import is_indexable, Prompts
 from ..rollouts.rewards import Rewards
 from .checkpoints import newest_checkpoint
 from .resume import CheckpointManager, refuse_other_run, Stage, TEMPORARY_FILE
@@ -106,7 +106,10 @@ class IsDataclass(Protocol):
 
 @runtime_checkable
 class SavedRun(Protocol):
-    "Settings that say where a run is written, and whether it goes on there."
+    """Settings that say where a run is written, and whether it goes on there.
+
+    Every command's settings have them.
+    """
 
     output_dir: Path | None  # None: a new directory under runs/
     resume: bool
@@ -114,7 +117,11 @@ class SavedRun(Protocol):
 
 @runtime_checkable
 class DirectoryConfig(IsDataclass, SavedRun, Protocol):
-    "What a run directory reads of a command's settings."
+    """What a run directory reads of a command's settings.
+
+    A dataclass, whose other fields are written to config.json. All but a few, such as `threads`,
+    must be the same when the run is resumed.
+    """
 
     steps: int  # of the main stage
     save_every: int | None  # of them, between checkpoints; None: by time alone
@@ -358,16 +365,22 @@ def _unused_name(path: Path) -> Path:
     raise AssertionError("count never ends")
 
 # %% ../../nbs/reference/runs/directory.ipynb #857744af
+class TrainingJob(NamedTuple):
+    "What a trainer is trained on, and how its user watches it."
+
+    prompts: Sequence | Iterable  # as for `RLHFTrainer.train`
+    reward_fn: Rewards
+    held_out: Prompts | None = None  # prompts for `evaluate`, every eval_every
+    progress: bool = True  # progress bars
+    track: str | None = None  # also tell this program: a key of TRACKERS
+    track_every: int = 10  # iterations between its tables of texts
+
+# %% ../../nbs/reference/runs/directory.ipynb #cce94a48
 def train_policy(
     trainer: RLHFTrainer,
-    prompts: Sequence | Iterable,
-    reward_fn: Rewards,
-    out: str | Path,
-    stage: Stage,
-    held_out: Sequence | dict | None = None,
-    progress: bool = True,
-    track: str | None = None,  # a key of TRACKERS
-    track_every: int = 10,  # its `every`
+    job: TrainingJob,
+    out: str | Path,  # the run's directory
+    stage: Stage,  # where the state is kept
 ) -> list[Metrics]:
     """Call `trainer.train` from where its stage was left, with log and checkpoints.
 
@@ -380,13 +393,13 @@ def train_policy(
     log = RunLog(out, stage)
     log.restore(trainer)
     if trainer.iteration < trainer.config.steps and not trainer.stopped:
+        prompts = job.prompts
         if not is_indexable(prompts):  # a stream begins anew: skip what has been seen
             prompts = islice(prompts, trainer.prompts.seen, None)
-        with logging_to(trainer, log, out, track, track_every):
+        progress = job.progress and is_main()
+        with logging_to(trainer, log, out, job):
             try:
-                trainer.train(
-                    prompts, reward_fn, progress=progress and is_main(), held_out=held_out
-                )
+                trainer.train(prompts, job.reward_fn, progress=progress, held_out=job.held_out)
             except KeyboardInterrupt:
                 if stage.saved is not None and is_main():
                     save_last_whole_policy(trainer, stage.saved, out / "policy")
@@ -399,21 +412,20 @@ def train_policy(
             print(f"  Kept: the policy after {trainer.best_policy.iteration} iterations")
     return log.metrics
 
-
+# %% ../../nbs/reference/runs/directory.ipynb #c65d9440
 @contextmanager
 def logging_to(
     trainer: RLHFTrainer,
     log: RunLog,
-    out: str | Path,
-    track: str | None,  # a key of TRACKERS
-    track_every: int,
+    out: str | Path,  # the run's directory
+    job: TrainingJob,
 ) -> Iterator[None]:
     """Make the log and the tracker the trainer's last callbacks inside the block.
 
     They run after the trainer's own, which see the iteration first and may add to its metrics.
     """
     own_callbacks = trainer.callbacks
-    trackers = [TRACKERS[track](out, every=track_every)] if track else []
+    trackers = [TRACKERS[job.track](out, every=job.track_every)] if job.track else []
     trainer.callbacks = [*own_callbacks, log, *trackers]
     try:
         yield
@@ -563,7 +575,10 @@ def file_history(
 
 
 def name_changed_files(then: Mapping[str, str], now: Mapping[str, str]) -> None:
-    "Print each file that is not what it was when the run began."
+    """Print each file that is not what it was when the run began.
+
+    Reward files and plug-ins may change, and the change is recorded in config.json.
+    """
     for file, digest in then.items():
         if now.get(file) != digest:
             print(f"{file} has changed since this run began.")

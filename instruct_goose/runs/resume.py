@@ -71,7 +71,10 @@ class Place(NamedTuple):
 
 
 class RunState(NamedTuple):
-    "The state of a run between two steps."
+    """The state of a run between two steps: that of each stage, and how far it has come.
+
+    Nothing in it is changed afterwards: a newer state is another object.
+    """
 
     stages: dict[str, State]  # by name: of each stage that has begun
     place: Place | None  # None: nothing is done
@@ -152,7 +155,11 @@ class CheckpointManager:
         return Stage(self, name)
 
     def seconds(self) -> dict[str, float]:
-        "Add up wall and CPU seconds of this process and of those that it continues."
+        """Add up wall and CPU seconds of this process and of those that it continues.
+
+        Returns `wall_seconds` and `cpu_seconds`. What a killed process did behind its last checkpoint
+        is not counted.
+        """
         return {
             name: round(seconds + self.earlier.get(name, 0), 2)
             for name, seconds in self.clock.read().items()
@@ -396,23 +403,37 @@ class Stage:
 
 # %% ../../nbs/guides/resume.ipynb #1486ff4b
 class Terminated(KeyboardInterrupt):
-    "SIGTERM or SIGHUP has come. An exit status for it is 128 + signum."
+    """SIGTERM or SIGHUP has come, and the run is saved.
+
+    A KeyboardInterrupt, so that code which catches exceptions lets it through. The exit status of
+    a command is 128 + signum.
+    """
 
     def __init__(self, signum: int):
         super().__init__(f"stopped by {signal.Signals(signum).name}")
         self.signum = signum
 
 
+class _Fork(threading.local):
+    "The signal mask that a thread had before the fork that it is in; None: it is in none."
+
+    mask: set[Any] | None = None
+
+
+_fork = _Fork()
+
+
 class SignalWatch:
     """Turns signals that would end the process into exceptions, inside `with`.
 
-    The first signal is raised and the others are not: what is saved because of it is saved whole.
-    Signals that are ignored, or that somebody else has claimed, are left alone. Python allows
+    The first signal is raised, once, and the others are not: what is saved because of it is saved
+    whole. Signals that are ignored, or that somebody else has claimed, are left alone. Python allows
     this in the main thread only; elsewhere nothing is watched.
     """
 
     def __init__(self):
         self.received: int | None = None  # the signal that has come
+        self.raised = False  # has it been raised?
         self.muted = False  # signals raise nothing any more
         self.waiting = False  # they raise nothing for a moment
         self.before: dict[int, Any] = {}  # the handlers that were there
@@ -435,9 +456,14 @@ class SignalWatch:
         self.before = {}
 
     def receive(self, number: int, frame: object) -> None:
-        "Handle a signal: the first one is raised, see `check`, and later ones are not."
+        """Handle a signal: the first one is raised, see `check`, and later ones are not.
+
+        One that could not be raised yet, since a step was being made or a child forked, is raised by
+        the next one.
+        """
         if self.received is None:
             self.received = number
+        if not self.raised:
             self.check()
 
     @contextmanager
@@ -457,6 +483,9 @@ class SignalWatch:
         """
         if self.received is None or self.muted or self.waiting:
             return
+        if _fork.mask is not None:  # Python prints and forgets what is raised around a fork
+            return
+        self.raised = True
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         raise Terminated(self.received)
@@ -465,23 +494,51 @@ class SignalWatch:
 _at_work: set[CheckpointManager] = set()  # managers whose blocks this process is in
 
 
+def _watched_signals() -> set[int]:
+    "The signals that the runs of this process have taken."
+    return {number for manager in _at_work for number in manager.signals.before}
+
+
+def _hold_signals() -> None:
+    "Before a fork: the signals of a run wait until parent and child know which of them they are."
+    if _at_work:
+        _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal.pthread_sigmask(signal.SIG_BLOCK, _watched_signals())
+
+
+def _release_signals() -> None:
+    "After a fork: a signal that has waited reaches this process."
+    try:
+        if _fork.mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, _fork.mask)
+    finally:
+        _fork.mask = None
+
+
 def _leave_runs() -> None:
     """In a forked child: nothing of it acts as the run that its parent is in.
 
     A reward's pool or its worker may be terminated, may fail, may outlive the parent: it writes
-    no checkpoint, removes nothing, holds no lock, and dies of a signal as any process does.
+    no checkpoint, removes nothing, holds no lock, and dies of a signal as any process does, also
+    of one that comes before the fork has returned.
     """
-    for manager in _at_work:
-        manager.leave()
-    _at_work.clear()
+    for number in _watched_signals():
+        signal.signal(number, signal.SIG_DFL)
+    _release_signals()
     close_locks()
+    managers = tuple(_at_work)
+    _at_work.clear()
+    for manager in managers:
+        manager.leave()
 
 
 @cache
 def _watch_forks() -> None:
     "Once in a process: what is forked from now on leaves the runs of its parent."
     if hasattr(os, "register_at_fork"):  # Windows has no fork
-        os.register_at_fork(after_in_child=_leave_runs)
+        os.register_at_fork(
+            before=_hold_signals, after_in_parent=_release_signals, after_in_child=_leave_runs
+        )
 
 # %% ../../nbs/guides/resume.ipynb #5426269c
 def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping) -> None:

@@ -7,6 +7,7 @@ __all__ = ['train_reward_model', 'fitting_pairs', 'scores_of', 'pair_accuracy']
 
 # %% ../../nbs/guides/reward_model_training.ipynb #a65cdc3a
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,7 +64,11 @@ def fitting_pairs(
     pairs: Sequence[dict | tuple],  # as for `train_reward_model`
     long_rows: LongRows,
 ) -> PairDataset:
-    "The pairs that the context of model and tokenizer holds, cut to it if they may be."
+    """Tokenize the pairs that the context of model and tokenizer holds.
+
+    Longer ones are cut or left out as long_rows says. Raises ValueError for a longer one where it
+    is "refuse", for a pair that cannot be used, and for a token beyond the embedding.
+    """
     limit = token_limit(reward_model.tokenizer, None)
     context = context_length(reward_model.model)
     if context is not None:
@@ -80,7 +85,10 @@ def scores_of(
     reward_model: RewardModel,
     rows: Sequence[Sequence[int]],  # token ids
 ) -> Float[Tensor, "rows"]:
-    "Compute the reward model's score of each row, with gradient."
+    """Compute the reward model's score of each row, (rows,), with gradient.
+
+    Rows are padded on the right, and read at their last token.
+    """
     ids, mask = pad(rows, padding_id(reward_model.tokenizer, reward_model.model))
     device = next(reward_model.parameters()).device
     return reward_model(ids.to(device), mask.to(device))
@@ -90,6 +98,7 @@ def pair_accuracy(
     judge: RewardModel | Callable[[list[str]], Sequence[float] | Tensor],  # or any score of texts
     pairs: Sequence[dict | tuple],  # held out, as `train_reward_model` takes them
     long_rows: LongRows = "refuse",  # pairs beyond a reward model's context, as there
+    desc: str | None = None,  # of a reward model's progress bar; None: no bar
 ) -> float:  # between 0 and 1; ties count one half
     """Count how often the chosen side of a held-out pair scores higher.
 
@@ -102,7 +111,7 @@ def pair_accuracy(
         raise ValueError("no pairs to judge by")
     both_sides: list[dict[str, Any]]
     if isinstance(judge, RewardModel):
-        score: Callable = judge.score
+        score: Callable = partial(judge.score, desc=desc)
         both_sides = fitting_pairs(judge, pairs, long_rows).rows
     else:
         score = judge

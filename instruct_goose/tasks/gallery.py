@@ -99,9 +99,9 @@ def with_scores(
 class OtherDiscount(RLHFTrainer):
     "Advantages with γ = 0.9, whatever the settings say."
 
-    def advantages(self, rollout: Rollout, notes: Annotations | None = None) -> Experience:
+    def advantages(self, rollout: Rollout, annotations: Annotations | None = None) -> Experience:
         with replaced(self.config, "gamma", 0.9):
-            return super().advantages(rollout, notes)
+            return super().advantages(rollout, annotations)
 
 # %% ../../nbs/learn/22_bug_hunt.ipynb #1a9245df
 class PaddingInTheMask(RLHFTrainer):
@@ -207,16 +207,16 @@ class NoValueMask(RLHFTrainer):
         values = self.agent.values(*prompts, rollout.response_ids, torch.ones_like(rollout.mask))
         return super().annotate(rollout)._replace(values=values.detach())
 
-    def advantages(self, rollout: Rollout, notes: Annotations | None = None) -> Experience:
-        experience = super().advantages(rollout, notes)
+    def advantages(self, rollout: Rollout, annotations: Annotations | None = None) -> Experience:
+        experience = super().advantages(rollout, annotations)
         return compared_beyond_the_end(self.config, experience, experience.rewards)
 
 
 class RewardAfterTheEnd(RLHFTrainer):
     "The score stands in the last column of the batch, not at the row's last token."
 
-    def advantages(self, rollout: Rollout, notes: Annotations | None = None) -> Experience:
-        experience = super().advantages(rollout, notes)
+    def advantages(self, rollout: Rollout, annotations: Annotations | None = None) -> Experience:
+        experience = super().advantages(rollout, annotations)
         rewards = experience.rewards.clone()
         scores = require_scores(experience)
         rewards[torch.arange(len(rewards)), last_index(experience.mask)] -= scores
@@ -227,9 +227,9 @@ class RewardAfterTheEnd(RLHFTrainer):
 class WhitenedOverPadding(RLHFTrainer):
     "Mean and variance of the advantages count the zeros in the padding."
 
-    def advantages(self, rollout: Rollout, notes: Annotations | None = None) -> Experience:
+    def advantages(self, rollout: Rollout, annotations: Annotations | None = None) -> Experience:
         with replaced(self.config, "whiten_advantages", False):
-            experience = super().advantages(rollout, notes)
+            experience = super().advantages(rollout, annotations)
         everything = torch.ones_like(experience.mask)
         return replace(experience, advantages=whiten(experience.advantages, everything))
 

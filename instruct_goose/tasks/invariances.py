@@ -49,8 +49,8 @@ def outcome(
 
     Columns at real tokens, metrics, the last gradient, and the new weights.
     """
-    notes = trainer.annotate(disturb(replace(rollout)))
-    experience = trainer.advantages(disturb(replace(rollout)), notes)
+    annotations = trainer.annotate(disturb(replace(rollout)))
+    experience = trainer.advantages(disturb(replace(rollout)), annotations)
     experience = cast(Experience, disturb(experience))
     metrics = rollout_metrics(experience, trainer.config, trainer.eos_ids)
     metrics |= trainer.optimize(experience)

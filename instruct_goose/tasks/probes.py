@@ -619,8 +619,8 @@ def with_annotations(
 
     class Changed(RLHFTrainer):
         def annotate(self, rollout):
-            notes = super().annotate(rollout)
-            return notes._replace(**change(notes))
+            annotations = super().annotate(rollout)
+            return annotations._replace(**change(annotations))
 
     return Changed
 
@@ -634,8 +634,8 @@ def with_experience(
     """
 
     class Changed(RLHFTrainer):
-        def advantages(self, rollout, notes=None):
-            experience = super().advantages(rollout, notes)
+        def advantages(self, rollout, annotations=None):
+            experience = super().advantages(rollout, annotations)
             return replace(experience, **change(experience))
 
     return Changed
@@ -673,8 +673,8 @@ class PaddingIsText(RLHFTrainer):
 class PaidFirst(RLHFTrainer):
     "GAE gets the whole reward at the first token."
 
-    def advantages(self, rollout: Rollout, notes: Annotations | None = None) -> Experience:
-        experience = super().advantages(rollout, notes)
+    def advantages(self, rollout: Rollout, annotations: Annotations | None = None) -> Experience:
+        experience = super().advantages(rollout, annotations)
         if experience.values is None:
             return experience
         rewards = torch.zeros_like(experience.rewards)
@@ -685,18 +685,18 @@ class PaidFirst(RLHFTrainer):
         return replace(experience, rewards=rewards, advantages=advantages, returns=returns)
 
 
-def log_ratio_to_reference(notes: Annotations) -> Tensor:
+def log_ratio_to_reference(annotations: Annotations) -> Tensor:
     "log π_old − log π_ref of each token. Raises ValueError without a reference."
-    if notes.ref_logprobs is None:
+    if annotations.ref_logprobs is None:
         raise ValueError("the sign of a KL cannot be wrong without a reference")
-    return notes.old_logprobs - notes.ref_logprobs
+    return annotations.old_logprobs - annotations.ref_logprobs
 
 
 class ColdReference(RLHFTrainer):
     "The reference's log-probabilities are taken at temperature 1."
 
     def annotate(self, rollout: Rollout) -> Annotations:
-        notes = super().annotate(rollout)
+        annotations = super().annotate(rollout)
         logprobs = response_logprobs(
             self.require_reference(),
             rollout.query_ids,
@@ -704,7 +704,7 @@ class ColdReference(RLHFTrainer):
             rollout.response_ids,
             rollout.mask,
         )
-        return notes._replace(ref_logprobs=logprobs)
+        return annotations._replace(ref_logprobs=logprobs)
 
 
 class ScoresOfTheRowAbove(RLHFTrainer):

@@ -40,7 +40,7 @@ from instruct_goose.rollouts.rollout import (
     finished,
     map_rows,
     micro_batch_slices,
-    require_column,
+    require_scores,
     Rollout,
 )
 from instruct_goose.rollouts.sampler import (
@@ -84,9 +84,9 @@ class Experience(Rollout):
     returns: Float[Tensor, "batch time"] | None = None  # R̂ₜ, where values are learnt
     group_tokens: Int[Tensor, "batch"] | None = None  # sampled tokens of the row's whole group
     denominator: float | int | Tensor | None = None  # of a micro-batch: its minibatch's count
-    share: float = 1.0  # of a micro-batch: of its minibatch's rows
+    minibatch_share: float = 1.0  # of a micro-batch: of its minibatch's rows
 
-    WHOLE: ClassVar[tuple[str, ...]] = (*Rollout.WHOLE, "denominator", "share")
+    WHOLE: ClassVar[tuple[str, ...]] = (*Rollout.WHOLE, "denominator", "minibatch_share")
 
     def token_colours(self) -> list[float]:
         "Give each response Σₜ Âₜ: above what was expected, or below."
@@ -147,20 +147,20 @@ def annotate(
     number that is not finite, and ValueError where the sampler saw other probabilities than the
     training forward pass does (with `importance_cap` a difference is corrected instead).
     """
-    notes = Annotations(
+    annotations = Annotations(
         **map_rows(lambda rows: annotate_share(agent, ref_model, rows, config)._asdict(), rollout)
     )
-    require_finite(rollout, notes._asdict())
+    require_finite(rollout, annotations._asdict())
     if rollout.sampled_logprobs is not None and config.importance_cap is None:
         check_ratio(
             rounding(agent.model, config),
-            notes.old_logprobs,
+            annotations.old_logprobs,
             rollout.sampled_logprobs,
             rollout.mask,
             "the sampler and the training forward disagree",
             config.temperature,
         )
-    return notes
+    return annotations
 
 
 @torch.no_grad()
@@ -183,8 +183,7 @@ def annotate_share(
         ]
     back = to_device(order.argsort(), rollout.mask.device)
     columns = {}
-    for name in Annotations._fields:
-        column = [getattr(part, name) for part in parts]
+    for name, column in zip(Annotations._fields, zip(*parts, strict=True), strict=True):
         columns[name] = None if column[0] is None else torch.cat(column)[back]
     return Annotations(**columns)
 
@@ -402,7 +401,7 @@ def raw_advantages(
 
 def make_experience(
     rollout: Rollout,  # scored
-    notes: Annotations,
+    annotations: Annotations,
     config: RLHFConfig,
     beta: float,
     reward_scale: RewardScale,
@@ -413,32 +412,34 @@ def make_experience(
     Raises ValueError for a rollout without scores, FloatingPointError for numbers that are not
     finite.
     """
-    require_column(rollout, "scores", "call score(rollout, reward_fn) first")
+    require_scores(rollout)
     require_finite(rollout, {"scores": rollout.scores, "baseline": rollout.baseline})
     group_tokens = count_group_tokens(rollout, config, eos_ids)
     scores, token_scores = training_scores(rollout, config, eos_ids, reward_scale.moments)
-    ref_logprobs = notes.ref_logprobs
+    ref_logprobs = annotations.ref_logprobs
     if ref_logprobs is None:
         if beta > 0:
             raise ValueError(NO_REFERENCE.format(beta))
-        ref_logprobs = notes.old_logprobs  # a KL of 0, at a price of 0
+        ref_logprobs = annotations.old_logprobs  # a KL of 0, at a price of 0
     rewards = kl_in_reward(
         scores,
-        notes.old_logprobs,
+        annotations.old_logprobs,
         ref_logprobs,
         rollout.mask,
         beta if config.kl_placement == "reward" else 0.0,
         config.kl_estimator or "k1",
         token_scores,
     )
-    advantages, returns = raw_advantages(rollout, rewards, notes.values, notes.entropy, config)
+    advantages, returns = raw_advantages(
+        rollout, rewards, annotations.values, annotations.entropy, config
+    )
     if config.whiten_advantages and rollout.on_host.mask.sum() > 1:
         advantages = whiten(advantages, rollout.mask)
     require_finite(rollout, {"rewards": rewards, "returns": returns, "advantages": advantages})
-    columns = {column.name: getattr(rollout, column.name) for column in fields(Rollout)}
+    columns = {column.name: vars(rollout)[column.name] for column in fields(Rollout)}
     return Experience(
         **columns,
-        **notes._asdict(),
+        **annotations._asdict(),
         rewards=rewards,
         advantages=advantages,
         returns=returns,

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ..config import precision, RLHFConfig
+from ..data.rows import TEMPLATE_COLUMNS
 from ..models.agent import Agent
 from ..models.families import vocabulary_size
 from ..models.response import response_logprobs
@@ -38,7 +39,7 @@ from instruct_goose.objective.masks import (
     masked_sum,
     masked_var,
 )
-from ..objective.policy_loss import held_shares, policy_loss, probability_ratio
+from ..objective.policy_loss import clipped_shares, policy_loss, probability_ratio
 from ..objective.value_loss import explained_variance
 from instruct_goose.rollouts.rollout import (
     finished,
@@ -360,6 +361,8 @@ def rollout_metrics(
     }
     if host.environment_mask is not None:
         measured["given_tokens"] = host.environment_mask.sum() / len(host)
+    for name, counts in (host.episodes or {}).items():
+        measured[name] = sum(counts) / len(host)
     return json_numbers(measured)
 
 
@@ -444,7 +447,7 @@ def ratio_metrics(
     """
     mask = batch.mask
     ratio = probability_ratio(logprobs, batch.old_logprobs, mask, level=config.ratio_level)
-    measured = held_shares(
+    measured = clipped_shares(
         config.surrogate,
         ratio,
         batch.advantages,
@@ -558,7 +561,11 @@ def update_metrics(
 
 
 def timing(seconds: Mapping[str, float], tokens: float | int | None) -> Metrics:
-    "Log the seconds of each phase of an iteration, and sampled tokens per second."
+    """Log the seconds of each phase of an iteration, and sampled tokens per second.
+
+    As `seconds_rollout` and `tokens_per_second_rollout`, for each phase; the speed is None for a
+    phase that took no time.
+    """
     log: Metrics = {}
     for phase, duration in seconds.items():
         log[f"seconds_{phase}"] = duration
@@ -625,7 +632,7 @@ def prompt_metrics(prompts: Sequence | dict, rollout: Rollout) -> Metrics:
         if text is not None and rollout.prompts:
             is_kept.append(_bare_text(text) in encoded)
     return {
-        "prompts_given": len({str(row) for row in rows}),
+        "prompts_given": len({_what_is_read(row) for row in rows}),
         "prompts_kept": sum(is_kept) / len(is_kept) if is_kept else None,
     }
 
@@ -636,6 +643,13 @@ def _prompt_text(row: object) -> str | None:
     if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict):
         prompt = prompt[-1].get("content")
     return prompt if isinstance(prompt, str) else None
+
+
+def _what_is_read(row: object) -> str:
+    "What the policy reads of a prompt: not the columns that only a reward or a game reads."
+    if not isinstance(row, Mapping):
+        return str(row)
+    return str([row.get(name) for name in ("prompt", "ids", *TEMPLATE_COLUMNS)])
 
 
 def _bare_text(text: str) -> str:
@@ -712,7 +726,11 @@ class PolicyChange:
 
     @torch.no_grad()
     def all_logprobs(self, rollout: Rollout) -> Float[Tensor, "tokens vocab"]:
-        "Compute log π(·|sₜ) of every sampled token's state, over all words."
+        """Compute log π(·|sₜ) of every sampled token's state, over all words.
+
+        At the temperature that sampled; rows are the sampled tokens, response after response. No
+        gradient.
+        """
         tables = []
         with precision(self.config, rollout.mask.device):
             for rows in micro_batch_slices(rollout, self.config):
@@ -743,7 +761,11 @@ class PolicyChange:
 
 # %% ../../nbs/reference/training/metrics.ipynb #ba5e0002
 def progress_line(metrics: Metrics) -> str:
-    "Write reward, KL, entropy, clipped tokens and speed, as far as they are known."
+    """Write an iteration in a line: reward, KL, entropy, clipped tokens and speed.
+
+    KL in nats per response, entropy in nats per token, speed in sampled tokens per second. What
+    was not logged is left out.
+    """
     seconds = 0.0
     for name, duration in metrics.items():
         if name.startswith("seconds_"):

@@ -25,7 +25,7 @@ from .experience import Experience
 def update_reference(
     reference: nn.Module,
     policy: nn.Module,
-    share: float = 1.0,  # α
+    mixup: float = 1.0,  # α
 ) -> None:
     """Move the reference towards the policy, in place: θ_ref ← (1 − α)·θ_ref + α·θ.
 
@@ -38,9 +38,9 @@ def update_reference(
         new = policy_tensors[name]
         if old is new:
             continue
-        if share < 1 and old.is_floating_point():
+        if mixup < 1 and old.is_floating_point():
             wide = torch.promote_types(old.dtype, torch.float32)
-            new = old.to(wide).lerp(new.to(wide), share)
+            new = old.to(wide).lerp(new.to(wide), mixup)
         old.copy_(new)
 
 # %% ../../nbs/reference/training/policies.ipynb #f58ab376
@@ -55,12 +55,12 @@ class MovingReference:
         model: nn.Module | None,  # π_ref; None: no setting needs one
         policy: nn.Module,
         every: int | None = None,  # iterations; None: the reference stays
-        share: float = 1.0,  # α: how far it follows
+        mixup: float = 1.0,  # α: how far it follows
     ):
         self.model = model
         self.policy = policy
         self.every = every
-        self.share = share
+        self.mixup = mixup
         if every is None or model is None:
             return
         shapes = {name: tuple(x.shape) for name, x in named_tensors(model).items()}
@@ -83,7 +83,7 @@ class MovingReference:
             return {}
         due = iteration % self.every == 0
         if due:
-            update_reference(self.model, self.policy, self.share)
+            update_reference(self.model, self.policy, self.mixup)
         return {"reference_moved": int(due)}
 
     def state_dict(self) -> State:
@@ -114,7 +114,11 @@ IterationCount: Any = Annotated[
 
 
 class PolicySnapshot:
-    "A policy put aside on the CPU, with the number it was kept for."
+    """A policy put aside on the CPU, with the number it was kept for.
+
+    At most one is kept. With adapters these are the adapters alone. Its state is saved and resumed
+    with the trainer.
+    """
 
     def __init__(self, agent: Agent):
         self.agent = agent
@@ -134,7 +138,10 @@ class PolicySnapshot:
         }
 
     def restore(self) -> bool:
-        "Load the kept weights into the policy. Returns False where none have been kept."
+        """Load the kept weights into the policy, in place.
+
+        Returns False, and changes nothing, where none have been kept.
+        """
         if self.weights is None:
             return False
         weights = {f"model.{name}": x for name, x in self.weights.items()}
@@ -162,7 +169,10 @@ class PolicySnapshot:
 
 
 class BestPolicy(PolicySnapshot):
-    "The policy with the highest held-out reward, with `keep_best`."
+    """Keeps the policy with the highest held-out reward, as `keep_best` asks.
+
+    Each evaluation is offered to it; the first of two equal rewards stays.
+    """
 
     def offer(self, reward: float | None, iteration: int) -> None:
         """Keep the policy as it is now, if its reward is above that of the one kept.
@@ -200,7 +210,10 @@ class KLStop(PolicySnapshot):
         self.limit = limit
 
     def observe(self, experience: Experience, iteration: int) -> None:
-        "Put the policy that sampled aside before an update, if it is within the limit."
+        """Put the policy that sampled aside before an update, if it is within the limit.
+
+        KL = mean over responses of Σₜ KL(π(·|sₜ) ‖ π_ref(·|sₜ)), in nats, from the annotations.
+        """
         if self.limit is None or experience.kl is None:
             return
         kl = masked_sum(experience.kl, experience.mask, dim=-1).mean().item()

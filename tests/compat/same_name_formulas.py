@@ -1415,7 +1415,7 @@ CISPO_CLIPS = Quantity(
         lambda r, a, m, low, high: masked_mean(((r < low) | (r > high)).double(), m),
         "the share of weights that are cut",
         "the weight is cut whatever the sign of Â",
-        ("instruct_goose", "objective.policy_loss::held_shares", "low and high apart"),
+        ("instruct_goose", "objective.policy_loss::clipped_shares", "low and high apart"),
         ("verl", "::compute_policy_loss_cispo", "both sides in one number"),
     ),
     formula(
@@ -1446,7 +1446,7 @@ GMPO_CLIPS = Quantity(
         ),
         "what the clip does",
         "right; low and high apart",
-        ("instruct_goose", "objective.policy_loss::held_shares"),
+        ("instruct_goose", "objective.policy_loss::clipped_shares"),
     ),
     formula(
         "out of range",

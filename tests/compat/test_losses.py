@@ -18,7 +18,7 @@ from instruct_goose.objective.advantages import ADVANTAGES, Advantage, estimate_
 from instruct_goose.objective.group import PRESET_SOURCES, PRESETS, preset_table
 from instruct_goose.objective.kl import ESTIMATORS, kl_in_loss, token_kl
 from instruct_goose.objective.masks import AGGREGATES
-from instruct_goose.objective.policy_loss import SURROGATES, held_shares, policy_loss
+from instruct_goose.objective.policy_loss import SURROGATES, clipped_shares, policy_loss
 from instruct_goose.objective.ppo import ppo_loss
 from instruct_goose.training.metrics import advantage_metrics
 
@@ -189,7 +189,7 @@ def test_what_the_settings_say():
     with pytest.raises(ValueError, match="surrogate_settings"):
         RLHFConfig(surrogate_settings={"tau_pos": 1.0})
     with pytest.raises(ValueError, match="no setting 'tau'"):
-        held_shares("sapo", ELL.exp(), ELL, MASK, 0.2, None, None, {"tau": 1.0})
+        clipped_shares("sapo", ELL.exp(), ELL, MASK, 0.2, None, None, {"tau": 1.0})
     with pytest.warns(BiasedSettings, match="'abs'"):
         RLHFConfig(kl_estimator="abs")
     with warnings.catch_warnings():
@@ -227,7 +227,7 @@ def test_the_table_says_that_gmpo_bounds_the_logarithm_of_the_ratio():
     "A token is cut where log ρ > .4, that is ρ > 1.49, and not at ρ = 1.41."
     assert "| gmpo | token | gmpo, log ρ in [-0.4, 0.4] |" in preset_table()
     ratio, mask = f64([[1.41, 1.48, 1.5]]), torch.ones(1, 3, dtype=torch.bool)
-    shares = held_shares("gmpo", ratio, torch.ones_like(ratio), mask, 0.4)
+    shares = clipped_shares("gmpo", ratio, torch.ones_like(ratio), mask, 0.4)
     assert shares["clip_fraction_high"].item() == pytest.approx(1 / 3)
 
 

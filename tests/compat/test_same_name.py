@@ -25,7 +25,7 @@ from instruct_goose.objective.advantages import ADVANTAGES
 from instruct_goose.objective.group import PRESET_SOURCES, PRESETS
 from instruct_goose.objective.kl import ESTIMATORS, exact_kl
 from instruct_goose.objective.masks import AGGREGATES
-from instruct_goose.objective.policy_loss import SURROGATES, held_shares, policy_loss
+from instruct_goose.objective.policy_loss import SURROGATES, clipped_shares, policy_loss
 from instruct_goose.objective.ppo import ppo_loss
 
 
@@ -360,7 +360,7 @@ def test_CISPO_clip_fraction():
     q = told_apart("CISPO, clip fraction", lambda r, a, m, low, high: t(0.4).mean())
     all_as(q, {"either side, either sign": 4 / 5, "above, Â > 0": 1 / 5})
     ratios, signs = t([0.5, 0.5, 1, 2, 2]), t([1.0, -1.0, 1.0, 1.0, -1.0])
-    shares = held_shares("weight", ratios, signs, torch.ones(1, 5, dtype=torch.bool), 0.2, 0.5)
+    shares = clipped_shares("weight", ratios, signs, torch.ones(1, 5, dtype=torch.bool), 0.2, 0.5)
     close(shares["clip_fraction"], 4 / 5, 1e-6)
 
 
@@ -369,7 +369,7 @@ def test_GMPO_clip_fraction(plugin):
     q = told_apart("GMPO, clip fraction", lambda r, a, m, eps: t(0.3).mean())
     all_as(q, {"cut": 2 / 5, "out of range": 4 / 5})
     ratios, signs = t([0.5, 0.5, 1, 2, 2]), t([1.0, -1.0, 1.0, 1.0, -1.0])
-    shares = held_shares("gmpo", ratios, signs, torch.ones(1, 5, dtype=torch.bool), 0.4)
+    shares = clipped_shares("gmpo", ratios, signs, torch.ones(1, 5, dtype=torch.bool), 0.4)
     close(shares["clip_fraction"], 2 / 5, 1e-6)
 
 

@@ -30,6 +30,7 @@ from instruct_goose.core.processes import (
     rank_slice,
     require_equal,
     require_one_process,
+    with_progress,
     world_size,
 )
 from instruct_goose.models.sharding import configs
@@ -331,6 +332,23 @@ def test_a_slow_step_is_shown_after_ten_seconds(monkeypatch):
         for _ in range(3):
             bar.step("")
     assert all(f"{n}/1000" in stream.getvalue() for n in (1, 2, 3))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize(
+    "name, delay, shown", [("KL", 0.0, True), ("KL", 1e9, False), (None, 0.0, False)]
+)
+def test_what_is_over_at_once_has_no_bar(terminal, name, delay, shown, monkeypatch):
+    class Stream(io.StringIO):
+        def isatty(self):
+            return terminal
+
+    stream = Stream()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(processes, "SECONDS_UNSEEN", delay)
+    assert list(with_progress(range(4), name)) == [0, 1, 2, 3]
+    assert ("KL: 100%" in stream.getvalue()) == shown
+    assert shown or stream.getvalue() == ""
 
 
 def test_one_process_is_asked_for_before_they_meet(monkeypatch):

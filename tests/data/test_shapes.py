@@ -1,11 +1,13 @@
 """Every published form of a row: which shape it is, what it is read as, in Python and from files of
 every format; and what is refused, with what is near."""
 
+import bz2
 import copy
 import csv
 import gzip
 import io
 import json
+import lzma
 from pathlib import Path
 
 import fuzz
@@ -196,8 +198,13 @@ def write_zst(path, row):
         file.write((json.dumps(row) + "\n").encode())
 
 
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
 def compressed(path, row):
-    path.write_bytes(gzip.compress(json.dumps(row).encode()))
+    is_table = path.name.startswith("table.csv")
+    text = as_csv(row) if is_table else json.dumps(row)
+    path.write_bytes(COMPRESS[path.suffix](text.encode()))
 
 
 def in_text(write, encoding="utf-8"):
@@ -218,6 +225,10 @@ WRITERS = {
     "table.tsv": in_text(lambda row: as_csv(row, "\t")),
     "rows.jsonl.gz": compressed,
     "rows.json.gz": compressed,
+    "rows.jsonl.bz2": compressed,
+    "table.csv.bz2": compressed,
+    "rows.jsonl.xz": compressed,
+    "rows.json.xz": compressed,
     "rows.jsonl.zst": write_zst,
     "table.parquet": write_parquet,
     "stream.arrow": write_arrow,
@@ -297,10 +308,12 @@ def test_of_several_saved_splits_train_is_read(tmp_path, refused):
 
 
 def test_damaged_files_are_named(at, refused):
-    whole = gzip.compress(b'{"prompt": "a"}\n' * 100)
+    line = b'{"prompt": "a"}\n'
+    cut = {f"cut.jsonl{end}": pack(line * 100)[:-9] for end, pack in COMPRESS.items()}
+    not_compressed = {f"none.jsonl{end}": line for end in [*COMPRESS, ".zst"]}
     for name, content in {
-        "cut.jsonl.gz": whole[:-9],
-        "none.jsonl.gz": b'{"prompt": "a"}',
+        **cut,
+        **not_compressed,
         "none.parquet": b"PAR1",
         "none.arrow": b"ARROW1\0\0",
         "cut.jsonl": '{"prompt": "é"}'.encode("utf-16")[:-1],

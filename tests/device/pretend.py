@@ -8,7 +8,7 @@ silence: indices on the CPU that it copies to the GPU at each use. A number may 
 arithmetic), `.item()`, `.tolist()` and `copy_` may cross, as in CUDA. The error names the operation and the line.
 
 `with PretendGPU() as waits:` also counts, by kernel, where Python would wait for the GPU: `.item()`, copies across that are not
-`non_blocking`, shapes that depend on data. A CUDA graph is run again step by step.
+`non_blocking`, shapes that depend on data. A CUDA graph is run again step by step, and refuses what no graph can hold.
 
 Two modes make it. The function mode sees what is written, `device=` and `x.device` among it; the dispatch mode sees each kernel,
 those of the backward pass included. The place is kept on the tensor's storage, so that views share it.
@@ -144,10 +144,23 @@ def _check_on_gpu(name: str, func, args, kwargs) -> None:
             _refuse(name, "a result on cuda:0 cannot be written to a tensor on the CPU")
 
 
+def _check_capturable(name: str, args) -> None:
+    """A graph's step waits for nothing, and copies nothing from memory that the CPU may page out.
+
+    `x[indices] = 0` makes a tensor of the number on the CPU, and sends it across.
+    """
+    if name in WAITING:
+        _refuse(name, "operation not permitted when stream is capturing")
+    if name == "index_put" and any(place(x) == "cpu" for x in _tensors(args[2:])):
+        _refuse(name, "Cannot copy between CPU and CUDA tensors during CUDA graph capture")
+
+
 def _common_place(func, args, kwargs) -> str | None:
     "Where the kernel runs, or a DeviceError."
     name = func.overloadpacket.__name__.removesuffix("_")
     given = _tensors(args, kwargs)
+    if _Graph.capturing:
+        _check_capturable(name, args)
     if name in INDEXING:
         _check_indices(name, args[0], _tensors(args[1]))
 
@@ -269,11 +282,17 @@ _METHODS = {
 class _Graph:
     "In the place of a CUDA graph: the step, run again on the token that was copied in."
 
+    capturing = False
+
     def __init__(self, steps, token):
         self.steps, steps.token = steps, token.clone()
 
     def replay(self):
-        self.steps.logits = self.steps.step(self.steps.token)
+        _Graph.capturing = True
+        try:
+            self.steps.logits = self.steps.step(self.steps.token)
+        finally:
+            _Graph.capturing = False
 
 
 @contextmanager

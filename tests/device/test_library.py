@@ -22,6 +22,8 @@ from instruct_goose.models.decoding import (
     LibrarySteps,
     OwnSteps,
     StaticSteps,
+    has_own_steps,
+    product_rounding,
     start_decoding,
 )
 from instruct_goose.models.response import response_logits, response_logprobs
@@ -247,6 +249,27 @@ def test_a_stop_string_ends_where_it_ends_on_the_cpu(n, monkeypatch):
     torch.testing.assert_close(slow[2], fast[2], atol=1e-5, rtol=1e-5)
     ends = {TOKENIZER.decode(row[own]).split()[-1] for row, own in zip(*slow[:2], strict=True)}
     assert len(set(slow[1].sum(-1).tolist())) > 2 and "w3" in ends and waits.total() < 40
+
+
+def test_the_faster_step_may_differ_by_the_rounding_of_tf32(gpu):
+    "On a card a step's logits were 1e-3 from the model's with TF32: its products keep 10 bits."
+    logits = torch.zeros(2, 3, device="cuda")
+    assert product_rounding(logits) == torch.finfo(torch.float32).eps
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert product_rounding(logits) == 2.0**-10
+        assert product_rounding(logits.to(torch.bfloat16)) == 2.0**-7
+        assert product_rounding(logits.cpu()) == torch.finfo(torch.float32).eps
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_what_checkpointing_hooks_into_a_model_does_not_slow_sampling():
+    "transformers marks the embedded tokens for gradients: no number changes. Another hook may change one."
+    agent = Agent(tiny("llama"), gradient_checkpointing=True)
+    assert has_own_steps(agent.model)
+    agent.model.get_input_embeddings().register_forward_hook(lambda *_: None)
+    assert not has_own_steps(agent.model)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in STEPS if STEPS[kind] is not LibrarySteps])

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from instruct_goose.config import RLHFConfig
 from instruct_goose.core.state import flatten
 from instruct_goose.core.tensor_checks import LostSteps
+from instruct_goose.models import adapters
 from instruct_goose.models.adapters import (
     four_bits,
     frozen_copy,
@@ -383,3 +384,13 @@ def test_a_compiled_transformer_says_what_the_plain_one_says():
         and trunk(create_reference_model(agent))._compiled_call_impl is None
     )
     torch._dynamo.reset()
+
+
+def test_peft_that_is_too_old_for_transformers_is_named_with_its_cure(tmp_path, monkeypatch):
+    model = tiny("llama")
+    model.save_pretrained(tmp_path / "base")
+    with_lora(load_model(tmp_path / "base"), 2).save_pretrained(tmp_path / "adapters")
+    monkeypatch.setattr(adapters, "MIN_PEFT_VERSION", "99.0")
+    for use in (lambda: with_lora(model, 2), lambda: load_model(tmp_path / "adapters")):
+        with pytest.raises(ImportError, match="needs peft 99.0 or newer.*pip install -U 'peft>=99"):
+            use()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from templates import FAMILIES, tokenizer_of
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from instruct_goose.cli.commands import stops_of
 from instruct_goose.cli.main import main
@@ -108,6 +108,9 @@ def test_adapters_stop_where_training_stopped_and_so_does_what_is_merged(here, s
     save_merged("out", "merged")
 
     assert load_model("out").generation_config.eos_token_id == ends
+    plain = AutoModelForCausalLM.from_pretrained(SAVED[stage])  # has its base's ends
+    plain.generation_config = GenerationConfig.from_pretrained(SAVED[stage])
+    assert [written_before_the_end(plain, token) for token in ends] == [1] * len(ends)
     merged = AutoModelForCausalLM.from_pretrained("merged")
     assert [written_before_the_end(merged, token) for token in ends] == [1] * len(ends)
     capsys.readouterr()

@@ -10,6 +10,7 @@ from instruct_goose import RLHFConfig, RLHFTrainer
 from instruct_goose.models.adapters import with_lora
 from instruct_goose.models.agent import create_reference_model
 from instruct_goose.models.loading import (
+    configured_vocabulary,
     load_adapters,
     load_model,
     load_tokenizer,
@@ -121,6 +122,15 @@ def test_rows_without_a_token_are_never_refused(spare):
     )
 
 
+def test_adapters_without_an_embedding_read_what_their_base_reads(tmp_path):
+    pytest.importorskip("peft")
+    model, tokenizer = tiny_smollm(WORDS)
+    save_model(model, tokenizer, tmp_path / "base")
+    model = load_model(tmp_path / "base")
+    save_model(with_lora(model, 2), tokenizer, tmp_path / "adapters")
+    assert configured_vocabulary(tmp_path / "adapters") == len(tokenizer)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_adapters_on_a_resized_embedding_are_loaded_again_and_merged(tmp_path, tied):
     pytest.importorskip("peft")
@@ -136,6 +146,8 @@ def test_adapters_on_a_resized_embedding_are_loaded_again_and_merged(tmp_path, t
         if p.requires_grad:
             torch.nn.init.normal_(p, std=0.1)
     save_model(model, tokenizer, tmp_path / "adapters")
+    assert configured_vocabulary(tmp_path / "base") == len(tokenizer) - 1
+    assert configured_vocabulary(tmp_path / "adapters") == len(tokenizer)
     ids = torch.tensor([tokenizer(f"the {UNREAD} was good")["input_ids"]])
     expected = model(ids).logits
     save_merged(tmp_path / "adapters", tmp_path / "merged")

@@ -46,7 +46,7 @@ from instruct_goose.objective.policy_loss import (
     LEVELS,
     SURROGATES,
     clip_fraction,
-    held_shares,
+    clipped_shares,
     policy_loss,
     probability_ratio,
     sampler_weights,
@@ -259,8 +259,10 @@ CONSTANT = {  # no gradient, by design: targets and meters
     "estimate_advantages": lambda b: estimate_advantages(
         "gae", b.R, MASK, values=b.V, gamma=0.9, lam=0.8
     )[0],
-    "held_shares": lambda b: torch.stack(
-        list(held_shares("weight", probability_ratio(b.logprobs, b.old, MASK), b.A, MASK).values())
+    "clipped_shares": lambda b: torch.stack(
+        list(
+            clipped_shares("weight", probability_ratio(b.logprobs, b.old, MASK), b.A, MASK).values()
+        )
     ),
     "update_meters": lambda b: torch.stack(
         list(update_meters(b.logprobs, b.old, b.A, MASK).values())
@@ -272,7 +274,7 @@ COVERED_ELSEWHERE = {
     "same_shape",
     "group_token_counts",
     "clip_active",
-    "held_tokens",
+    "clipped_tokens",
     "clipped_objective",
     "k1",
     "k2",

@@ -19,7 +19,7 @@ from instruct_goose.objective.policy_loss import (
     LEVELS,
     SURROGATES,
     Surrogate,
-    held_shares,
+    clipped_shares,
     probability_ratio,
 )
 from instruct_goose.objective.ppo import ppo_loss
@@ -69,7 +69,7 @@ def counted(which):
     ],
 )
 def test_the_shares_that_the_clip_holds(surrogate, dual, sides):
-    shares = held_shares(surrogate, RATIO, A, MASK, 0.2, 0.3, dual)
+    shares = clipped_shares(surrogate, RATIO, A, MASK, 0.2, 0.3, dual)
     hand = {f"clip_fraction_{side}": counted(which) for side, which in sides.items()}
     assert {"clip_fraction", *hand} == set(shares)
     for name, x in ({"clip_fraction": sum(hand.values())} | hand).items():
@@ -121,7 +121,7 @@ def test_a_surrogate_of_ones_own(monkeypatch):
         return {"gate": x.mask & (x.ratio > 1.2)}
 
     monkeypatch.setitem(SURROGATES, "sapo", Surrogate(gate, half))
-    shares = held_shares("sapo", lp.exp(), f64([[1.0, 1.0]]), one)
+    shares = clipped_shares("sapo", lp.exp(), f64([[1.0, 1.0]]), one)
     assert {k: x.item() for k, x in shares.items()} == {
         "clip_fraction": 0.5,
         "clip_fraction_low": 0,

@@ -45,3 +45,4 @@ def test_adapters_are_loaded_with_their_model_and_files_have_their_hash():
     text = model_card(SUMMARY | {"adapters": True, "files": {"reward.py": "0a1b"}})
     assert "load_model(path)" in text and "AutoModelForCausalLM" not in text
     assert "reward.py, SHA-256 0a1b" in text
+    assert "model.generation_config = GenerationConfig.from_pretrained(path)" in text

@@ -35,6 +35,7 @@ from transformers import (
 from instruct_goose import Agent, RLHFTrainer
 from instruct_goose.cli.commands import template_arguments
 from instruct_goose.cli.main import main
+from instruct_goose.core import processes
 from instruct_goose.data.files import BadRow
 from instruct_goose.data.load import UnusedColumns
 from instruct_goose.models.families import recomputed_layers
@@ -568,6 +569,32 @@ def test_a_dry_run_of_a_stage_says_what_it_would_do(pairs, capsys, name, data):
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize(
+    "command, bars",
+    [
+        ("sft --data demos.jsonl", ["held-out rows, before", "held-out rows, after"]),
+        ("reward-model --data pairs.jsonl", ["held-out pairs"]),
+        ("dpo --data pairs.jsonl", ["held-out pairs"]),
+        ("kto --data labels.jsonl", ["held-out answers"]),
+    ],
+)
+def test_held_out_figures_have_a_progress_bar_if_they_take_a_second(
+    pairs, capsys, monkeypatch, command, bars
+):
+    rows = [{"prompt": p["prompt"], "completion": p["chosen"], "label": True} for p in PAIRS]
+    write("labels.jsonl", [row | {"label": i % 2 == 0} for i, row in enumerate(rows)])
+    few = "--model gpt2 --steps 1 --batch-size 4 --held-out .25"
+    monkeypatch.setattr(processes, "SECONDS_UNSEEN", 1e9)
+    run(f"{command} {few}")
+    quick = capsys.readouterr().err
+    monkeypatch.setattr(processes, "SECONDS_UNSEEN", 0.0)
+    run(f"{command} {few}")
+    slow = capsys.readouterr().err
+    for bar in bars:
+        assert bar not in quick
+        assert f"{bar}: 100%" in slow
+
+
 def test_a_reward_model_takes_no_adapters(pairs):
     with pytest.raises(SystemExit, match="no --lora-rank here: "):
         run("reward-model --model llama --data pairs.jsonl --lora-rank 3")
@@ -708,6 +735,15 @@ def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
     Path("odd.jsonl").rename("set/train.jsonl")
     main(["sft", "--model", "llama", "--dataset", "set:train", *names, "--dry-run"])
     assert "prompt" in capsys.readouterr().out
+
+
+def test_named_columns_count_in_the_demonstrations_that_have_them(here, capsys):
+    write("odd.jsonl", [{"film": "is tea hot", "right": "yes", "n": 1}] * 2)
+    write("demos.jsonl", [{"prompt": "is tea hot", "completion": "yes"}] * 2)
+    names = ["--prompt-column", "film", "--answer-column", "right", "--dry-run"]
+    for demos in ("odd.jsonl", "demos.jsonl"):
+        main(train("--data", "odd.jsonl", *names, "--sft", demos))
+        assert "of 2 demonstrations" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- the identity of every stage

@@ -1,5 +1,6 @@
 "The main job: what it writes, what it refuses, what depends on what; the lesson and the committed runs keep the figures that it promises."
 
+import contextlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from deep import first
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from instruct_goose.core import processes
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.recipes import quickstart
 from instruct_goose.recipes.quickstart import (
@@ -49,7 +51,7 @@ def weights(path):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    "A whole run in seconds; the policy is kept as the trainer left it."
+    "A whole run in seconds; the policy is kept as the trainer left it, and its bars in `said`."
     kept, make = {}, quickstart.make_trainer
 
     def keep(*args):
@@ -58,7 +60,19 @@ def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("quickstart") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quickstart, "make_trainer", keep)
-        return out, run_quickstart(QuickstartConfig(**TINY, output_dir=out)), kept["trainer"]
+        patch.setattr(processes, "SECONDS_UNSEEN", 0.0)
+        config = QuickstartConfig(**TINY | {"progress": True}, output_dir=out)
+        with (out.parent / "said").open("w") as said, contextlib.redirect_stderr(said):
+            summary = run_quickstart(config)
+        return out, summary, kept["trainer"]
+
+
+def test_each_part_that_takes_a_second_has_a_progress_bar(run):
+    said = (run[0].parent / "said").read_text()
+    stages = ["1 SFT", "2 reward model", "ppo", "4 SFT on the best"]
+    figures = ["held-out reviews", "held-out pairs", "held-out texts", "best of 8"]
+    for name in [*stages, *figures, "their scores", "their KL"]:
+        assert f"{name}: 100%" in said, name
 
 
 def test_files_and_summary(run):

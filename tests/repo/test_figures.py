@@ -340,6 +340,14 @@ CAPTIONS = [
     # learn/reward_model
     Says("ef2fa33f", "marked at difference 2 and loss .127", 0.127, mark(0, BLUE, 1, "y"), 0.001),
     Says("28e045fe", "to .75 where noise equals signal", 0.75, at(1, PURPLE, 1.0), 0.01),
+    Says("378b00e0", "raters choose the text in .71", 0.71, at(0, ORANGE, 0.86), 0.02),
+    Says("ffe4182b", "from about 0 to about 4", 4, last(0, GREEN), 0.2),
+    Says("ffe4182b", "stays below 2", 1.7, highest(0, ORANGE), 0.1),
+    Says("ffe4182b", "from sixteen texts on, to .8", 0.8, last(0, ORANGE), 0.06),
+    Says("52270f43", ".51, .64, .80, 1", 0.51, first(0, GREEN)),
+    Says("52270f43", "the process reward .13", 0.13, bar(1, BLUE, 0)),
+    Says("52270f43", "−.64 and 0", -0.64, bar(1, BLUE, 1)),
+    Says("52270f43", "the outcome reward −.51", -0.51, bar(1, GREY, 0)),
     # learn/trainer
     Says("5e703a37", "climbs from 0 to about 3", 3, last(0, GREY), 0.5),
     Says("5e703a37", "swings between 2.5 and 5", 5, highest(1, ORANGE), 0.3),
@@ -351,6 +359,26 @@ CAPTIONS = [
     # learn/sft
     Says("79f2fc01", "falls from about 2.2", 2.2, first(0, BLUE), 0.1),
     Says("79f2fc01", "the floor of 0.27", 0.27, first(0, INK)),
+    # learn/reading_the_log
+    Says("ba813ac6", "rises from 0 to 2.2", 2.2, last(0, BLUE), 0.06),
+    Says("ba813ac6", "rises from 0 to 4.3", 4.3, last(1, BLUE), 0.06),
+    Says("ba813ac6", "falls from 2.5 to 1.8", 1.8, last(2, BLUE), 0.06),
+    Says("7a25f0c2", "rises to its maximum of 4", 4, at(0, ORANGE, 15), 0.1),
+    Says("7a25f0c2", "rises to 18 nats", 18, highest(1, ORANGE), 0.6),
+    Says("7a25f0c2", "ends at 16", 16, last(1, ORANGE), 0.3),
+    Says("7a25f0c2", "ends at .5", 0.5, last(2, ORANGE), 0.05),
+    Says("c578f2c5", "later falls below 1", 0.9, last(0, ORANGE), 0.1),
+    Says("c578f2c5", "jumps to 19 nats", 19, highest(1, ORANGE), 0.6),
+    Says("c578f2c5", "begins above 5", 7, first(3, ORANGE), 1),
+    Says("c578f2c5", "falls to three", 3, lowest(4, ORANGE), 0.2),
+    Says("c0d7223c", "about one millionth of a nat", 1e-6, highest(3, ORANGE), 3e-7),
+    Says("b7ecda1d", "begins at 2.6", 2.6, first(0, ORANGE), 0.05),
+    Says("b7ecda1d", "rises to 5.3", 5.3, last(0, ORANGE), 0.06),
+    Says("b7ecda1d", "rises to 7.9", 7.9, last(4, ORANGE), 0.03),
+    Says("92df55e2", "begins at 4.8", 4.8, first(1, ORANGE), 0.03),
+    Says("92df55e2", "rises to 5.3", 5.3, last(1, ORANGE), 0.06),
+    Says("92df55e2", "to 1.9", 1.9, last(0, ORANGE), 0.06),
+    Says("92df55e2", "falls to 1.3", 1.3, last(2, ORANGE), 0.06),
     # learn/evaluation
     Says("d2a87a94", "the best policy's 0.57", 0.57, first(0, INK)),
     Says("d2a87a94", "the best policy's 0.22", 0.22, first(1, INK)),
@@ -362,11 +390,22 @@ CAPTIONS = [
     Says("08baad86", "and a share of .98", 0.98, last(2, BLUE, 36)),
     Says("08baad86", "lies at 1.1", 1.1, mark(0, GREEN, 0, "x"), 0.02),
     Says("08baad86", "with a proxy of 1.16", 1.16, mark(0, GREEN, 0, "y")),
+    Says("6d0b0d84", "the proxy rises from 0 to 4.8", 4.8, last(0, ORANGE), 0.02),
+    Says("6d0b0d84", "rises to .71 at 1 nat", 0.71, highest(0, GREEN)),
+    Says("6d0b0d84", "falls to −.96", -0.96, last(0, GREEN)),
+    Says("6d0b0d84", "the proxy rises from 0 to 4.6", 4.56, last(1, ORANGE), 0.05),
+    Says("6d0b0d84", "rises to 1.43 at 2.5 nats", 1.43, highest(1, GREEN)),
+    Says("6d0b0d84", "falls to −.84", -0.84, last(1, GREEN)),
     # learn/probes
     *(
         Says("f0e98542", ".1, .2, .3 and .4", goal, last(0, colour))
         for goal, colour in zip((0.1, 0.2, 0.3, 0.4), (BLUE, ORANGE, GREEN, GREY))
     ),
+    # learn/your_own
+    Says("208f79fb", "rises from .16", 0.16, first(0, BLUE), 0.01),
+    Says("208f79fb", "about .6", 0.6, last(0, BLUE), 0.1),
+    Says("208f79fb", "begins at 0", 0, first(1, BLUE), 0.01),
+    Says("208f79fb", "below .13", 0.125, highest(3, BLUE), 0.005),
     # learn/exact_world
     Says("5b359350", "all between .22 and .26", 0.22, of_marks(ORANGE, min, 1), 0.015),
     Says("5b359350", "all between .22 and .26", 0.26, of_marks(ORANGE, max, 1), 0.015),
@@ -382,6 +421,27 @@ CAPTIONS = [
     Says("6e3c04d9", "between .04 and .10", 0.04, extreme_end(range(3), ORANGE, min), 0.01),
     Says("6e3c04d9", "between .04 and .10", 0.10, extreme_end(range(3), ORANGE, max), 0.01),
     Says("6e3c04d9", "they go below .01", 0.01, extreme_end(range(3), BLUE, max), 0.0015),
+    Says("a03eef1f", "begin at .10", 0.10, first(0, GREEN), 0.01),
+    Says("a03eef1f", "the right ones rise to .99", 0.99, last(0, GREEN), 0.01),
+    Says("a03eef1f", "the exploit rises to .99", 0.99, last(1, ORANGE), 0.01),
+    Says("7fa8c59d", "to about .02", 0.02, last(0, BLUE), 0.012),
+    Says("0d77da4a", "rises from about .1 to about .9", 0.9, last(0, BLUE), 0.1),
+    Says("0d77da4a", "from near 0 to about 2", 2, last(1, ORANGE), 0.15),
+    Says("479cb021", "after 14 rollouts with PPO", 14, crossing(0, BLUE, 0.5), 0.1),
+    Says("479cb021", "after 5 with both forms of DPPO", 5, crossing(0, ORANGE, 0.5), 0.1),
+    Says("479cb021", "after 4 without a clip", 4, crossing(0, GREY, 0.5), 0.1),
+    Says("479cb021", "PPO is at .98", 0.98, last(2, BLUE), 0.02),
+    Says("479cb021", "DPPO at .93", 0.93, last(2, ORANGE), 0.02),
+    Says("479cb021", "no clip at .90", 0.90, last(2, GREY), 0.02),
+    Says("479cb021", "PPO stays near .89", 0.89, last(3, BLUE), 0.02),
+    Says("479cb021", "falls to .47 and .61", 0.61, last(3, GREEN), 0.02),
+    Says("479cb021", "no clip to .30", 0.30, last(3, GREY), 0.02),
+    Says("a32a4995", "with peaks of .23", 0.234, highest(0, GREY), 0.005),
+    Says("a32a4995", "and .48", 0.483, highest(0, ORANGE), 0.005),
+    Says("a32a4995", "its peak of .78", 0.78, highest(0, BLUE)),
+    Says("a32a4995", "after 8 updates with MaxRL", 8, crossing(1, BLUE, 0.5), 0.1),
+    Says("a32a4995", "20 with GRPO", 20, crossing(1, ORANGE, 0.5), 0.1),
+    Says("a32a4995", "62 with the group mean", 62, crossing(1, GREY, 0.5), 0.1),
     Says("529847e8", "falls from 2.6", 2.6, first(0, GREEN), 0.05),
 ]
 
@@ -416,6 +476,8 @@ BOXES = [  # figures of tokens: each number of the caption stands in a box
     "7518d324",  # learn/group
     "2ef875a6",  # guides/same_name
     "ba96a809",  # learn/reward_model
+    "77212959",  # learn/agents
+    "eef231bc",  # learn/ppo
 ]
 
 

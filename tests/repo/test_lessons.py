@@ -155,6 +155,32 @@ def test_links_lead_somewhere(page):
             assert slug(anchor) in headings[there], f"{file}#{anchor}"
 
 
+LESSONS = [p for p in pages if p.part == "learn"]
+IN_EXERCISES = r"[●○]{3}[^\n]*?(\d+) minutes"
+
+
+@pytest.mark.parametrize("page", LESSONS, ids=lambda p: p.url)
+def test_the_minutes_of_the_exercises_add_up_to_what_the_lesson_says(page):
+    said = re.search(
+        r"\*\*Time\*\*.*?(?:exercises? (\d+)|(\d+) for the exercises|$)", text(page), re.M
+    )
+    minutes = [int(m) for m in re.findall(IN_EXERCISES, text(page))]
+    if minutes:
+        assert sum(minutes) == int(said[1] or said[2])
+
+
+@pytest.mark.parametrize("page", LESSONS, ids=lambda p: p.url)
+def test_the_reading_time_fits_the_length(page):
+    "160 words a minute, 25 lines of open code, half a minute a figure; more is allowed than less."
+    words = len(re.sub(r"<details>.*?</details>", "", text(page), flags=re.S).split())
+    hidden = {"hide", "export", "exporti", "code-fold"}
+    shown = [c for c in page.cells if c.kind == "code" and not hidden & c.directives.keys()]
+    lines = sum(len(c.source.splitlines()) for c in shown)
+    figures = sum("fig-cap" in c.directives for c in page.cells)
+    needed = words / 160 + lines / 25 + figures / 2
+    assert 0.75 * needed <= page.minutes <= 2.2 * needed, f"about {needed:.0f} minutes"
+
+
 def slug(heading):
     return re.sub(r"[^\w-]", "", re.sub(r"[`*$]", "", heading).strip().lower().replace(" ", "-"))
 

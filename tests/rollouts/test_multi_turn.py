@@ -102,7 +102,7 @@ def test_a_turn_is_a_response_to_all_that_stands_before_it(name):
     r = holed("ppo")
     agent, ref = models(name)
 
-    notes = t.annotate(r)
+    annotations = t.annotate(r)
 
     oracles = {
         "old_logprobs": turn_by_turn(partial(response_logprobs, agent.model), r),
@@ -111,11 +111,11 @@ def test_a_turn_is_a_response_to_all_that_stands_before_it(name):
     }
     for column, rows in oracles.items():
         for i, row in enumerate(rows):
-            torch.testing.assert_close(getattr(notes, column)[i][r.mask[i]], row)
-    assert not any(column[~r.mask].any() for column in notes)
+            torch.testing.assert_close(getattr(annotations, column)[i][r.mask[i]], row)
+    assert not any(column[~r.mask].any() for column in annotations)
     new = t.evaluate_policy(r)
     assert not new.logprobs[~r.mask].any() and not new.values[~r.mask].any()
-    torch.testing.assert_close(kl_to_reference(agent.model, ref, r), notes.kl.sum(-1))
+    torch.testing.assert_close(kl_to_reference(agent.model, ref, r), annotations.kl.sum(-1))
 
 
 def test_another_reply_changes_what_comes_after_it_and_nothing_before():
@@ -223,16 +223,19 @@ def environment(text):
 
 
 @torch.no_grad()
-def slow_episode(t, prompt, generator, turns=3, limit=14):
+def slow_episode(t, prompt, seed, turns=3, limit=14):
     """One token at a time, the whole text through the model; the text is searched from the turn's
-    beginning on. Returns all ids, which of the response are sampled, and whether it ended."""
+    beginning on. Each turn has random numbers of its own; without a seed the likeliest tokens are
+    taken. Returns all ids, which of the response are sampled, and whether it ended."""
     ids, sampled, turn = list(prompt), [], []
     asked = 0
     while len(sampled) < limit:
         logits = t.agent.model(torch.tensor([ids])).logits[:, -1]
-        if generator is None:
+        if seed is None:
             token = int(logits.argmax(-1))
         else:
+            if not turn:
+                generator = torch.Generator().manual_seed(seed + asked)
             u = torch.rand(1, dtype=torch.float64, generator=generator)
             token = int(sample_token(logits, u))
         ids.append(token)
@@ -287,12 +290,15 @@ def test_with_random_numbers_it_is_the_loop_and_all_kinds_of_ends_occur():
     for seed in range(3):
         t = small_trainer(seed)
         sampler = TurnSampler(t.agent, t.tokens, environment, turns=3)
-        for k, query in enumerate(queries(t) * 3):
-            r = sampler(batch_of(t, [query]), 1, t.config, torch.Generator().manual_seed(k))
-            assert_same_episode(r, 0, slow_episode(t, query, torch.Generator().manual_seed(k)))
-            ended = bool(r.ended[0])
-            answered = bool(r.environment_mask.any())
-            full = int(r.attention_mask.sum()) == 14
+        rows = queries(t) * 3
+        r = sampler(batch_of(t, rows), 1, t.config, torch.Generator().manual_seed(seed))
+        numbers = torch.Generator().manual_seed(seed)
+        seeds = (torch.rand(len(rows), dtype=torch.float64, generator=numbers) * 2**31).long()
+        for i, query in enumerate(rows):
+            assert_same_episode(r, i, slow_episode(t, query, int(seeds[i])))
+            ended = bool(r.ended[i])
+            answered = bool(r.environment_mask[i].any())
+            full = int(r.attention_mask[i].sum()) == 14
             kinds.add((ended, answered, full))
     assert {(True, True, False), (False, True, True)} <= kinds, kinds
 

@@ -11,6 +11,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import jaxtyping
@@ -306,6 +308,54 @@ def test_a_child_that_is_terminated_or_fails_does_not_act_as_the_run(tmp_path, c
         with pytest.raises(BlockingIOError), CheckpointManager(tmp_path, {}, steps=9):
             pass
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_child_that_is_signalled_at_once_dies(tmp_path, capfd, number):
+    "Python forgets a signal that comes while it forks, or hands it to the handlers of the run."
+
+    def ends(child):
+        if child == 0:
+            try:
+                time.sleep(0.5)
+            except KeyboardInterrupt:
+                os._exit(-number % 256)  # a shell's word for it would be 128 + number
+            os._exit(0)
+        os.kill(child, number)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (-number, -number % 256)
+
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with CheckpointManager(tmp_path, {}, steps=9):
+        survivors = [trial for trial in range(60) if not ends(os.fork())]
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
+    assert survivors == []
+    assert capfd.readouterr().err == ""
+
+
+SIGNALLED_WHILE_IT_FORKS = """
+import os, signal, sys, torch
+from instruct_goose.runs.resume import CheckpointManager
+
+os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGTERM))
+with CheckpointManager(sys.argv[1], {}, steps=9) as manager:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    manager.stage("ppo").after_step(1, 9, lambda: {"x": torch.ones(1)})
+    print("never reached")
+"""
+
+
+def test_a_run_that_is_signalled_while_it_forks_stops_after_the_step(tmp_path):
+    "Python prints and forgets what a handler raises there; the child is not that of the signal."
+    result = subprocess.run(
+        [sys.executable, "-c", SIGNALLED_WHILE_IT_FORKS, tmp_path], capture_output=True, text=True
+    )
+    assert result.stdout == "0\n"
+    assert "Exception ignored" not in result.stderr
+    assert "checkpoint-000001 holds the run after 1 of 9 steps" in result.stderr
+    assert result.stderr.rstrip().endswith("Terminated: stopped by SIGTERM")
 
 
 def test_a_child_of_a_run_without_a_step_leaves_its_directory(tmp_path):

@@ -88,17 +88,17 @@ def test_the_same_numbers_as_from_whole_tables(pair, micro, side):
     agent = Agent(policy)
     torch.nn.init.normal_(agent.value_head.weight)
     r = rollout(side)
-    notes = annotate(agent, ref_model, r, RLHFConfig(temperature=0.7, **micro))
+    annotations = annotate(agent, ref_model, r, RLHFConfig(temperature=0.7, **micro))
     for i in range(len(r)):
         query = r.query_ids[i][r.query_mask[i]]
         response = r.response_ids[i][r.mask[i]]
         expected = annotations_of_one_row(policy, ref_model, query, response, 0.7)
         for name, x in expected.items():
-            got = getattr(notes, name)[i][r.mask[i]]
+            got = getattr(annotations, name)[i][r.mask[i]]
             torch.testing.assert_close(got, x, atol=1e-10, rtol=0)
     values = agent.values(*model_inputs(r)).detach()
-    torch.testing.assert_close(notes.values, values, atol=1e-10, rtol=0)
-    for x in notes:
+    torch.testing.assert_close(annotations.values, values, atol=1e-10, rtol=0)
+    for x in annotations:
         assert not x.requires_grad
         assert (x[~r.mask] == 0).all()
 
@@ -106,9 +106,11 @@ def test_the_same_numbers_as_from_whole_tables(pair, micro, side):
 def test_row_by_row_the_same_numbers():
     policy, ref_model = tiny("gpt2", 0), tiny("granite", 1)
     r = rollout()
-    notes = annotate(Agent(policy), ref_model, r, RLHFConfig(temperature=0.7))
+    annotations = annotate(Agent(policy), ref_model, r, RLHFConfig(temperature=0.7))
     for name, x in zip(NAMES, compare_row_by_row(policy, ref_model, r, 0.7), strict=True):
-        torch.testing.assert_close(getattr(notes, name)[r.mask], x.detach(), atol=1e-10, rtol=0)
+        torch.testing.assert_close(
+            getattr(annotations, name)[r.mask], x.detach(), atol=1e-10, rtol=0
+        )
 
 
 def test_annotating_changes_no_column_of_the_rollout():
@@ -143,8 +145,10 @@ def test_each_transformer_is_run_once(separate, micro, passes):
 
 def experience_of(rollout, config, beta):
     agent, ref_model = Agent(tiny("gpt2", 0)), tiny("gpt2", 1)
-    notes = annotate(agent, ref_model, rollout, config)
-    return make_experience(rollout, notes, config, beta, RewardScale(), eos_ids=[2]), notes
+    annotations = annotate(agent, ref_model, rollout, config)
+    return make_experience(
+        rollout, annotations, config, beta, RewardScale(), eos_ids=[2]
+    ), annotations
 
 
 def test_an_advantage_sees_the_entropy_of_each_token(monkeypatch):
@@ -152,15 +156,15 @@ def test_an_advantage_sees_the_entropy_of_each_token(monkeypatch):
     r = rollout()
     r.scores = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     config = RLHFConfig(advantage="entropy", whiten_advantages=False)
-    batch, notes = experience_of(r, config, beta=0.0)
-    torch.testing.assert_close(batch.advantages, notes.entropy * r.mask, check_dtype=False)
+    batch, annotations = experience_of(r, config, beta=0.0)
+    torch.testing.assert_close(batch.advantages, annotations.entropy * r.mask, check_dtype=False)
 
 
 def test_an_experience_has_the_rollout_and_the_annotations():
     r = rollout()
     r.scores = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
-    batch, notes = experience_of(r, RLHFConfig(), beta=0.1)
-    for name, x in notes._asdict().items():
+    batch, annotations = experience_of(r, RLHFConfig(), beta=0.1)
+    for name, x in annotations._asdict().items():
         assert getattr(batch, name).equal(x)
     assert batch.response_ids.equal(r.response_ids)
     assert batch.scores.equal(r.scores)
@@ -170,8 +174,8 @@ def test_the_rewards_of_a_response_add_up_to_its_score_less_the_kl_charge():
     "k1: β·(log π_old − log π_ref) of each token."
     r = rollout()
     r.scores = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
-    batch, notes = experience_of(r, RLHFConfig(), beta=0.1)
-    charge = 0.1 * (notes.old_logprobs - notes.ref_logprobs).sum(-1)
+    batch, annotations = experience_of(r, RLHFConfig(), beta=0.1)
+    charge = 0.1 * (annotations.old_logprobs - annotations.ref_logprobs).sum(-1)
     torch.testing.assert_close(batch.rewards.sum(-1), r.scores - charge)
 
 

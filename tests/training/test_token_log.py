@@ -5,6 +5,7 @@ Its numbers against slow sums; recording draws no random number; files may have 
 
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -13,9 +14,15 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from instruct_goose import RLHFConfig, RLHFTrainer
 from instruct_goose.doctor.report import QUANTITIES, read_tokens
 from instruct_goose.models.tokens import word_tokenizer
-from instruct_goose.objective.policy_loss import SURROGATES, held_shares, held_tokens
+from instruct_goose.objective.policy_loss import SURROGATES, clipped_shares, clipped_tokens
 from instruct_goose.training.callbacks import Callback
-from instruct_goose.training.token_log import four_digits, is_recorded, record_tokens, recorded_rows
+from instruct_goose.training.token_log import (
+    LossNotRecorded,
+    four_digits,
+    is_recorded,
+    record_tokens,
+    recorded_rows,
+)
 
 WORDS = "the film plot is was good dull bad".split()
 
@@ -49,10 +56,10 @@ class Keep(Callback):
         self.seen.append((record, experience, logprobs))
 
 
-def trained(keep=None, steps=2, **settings):
+def trained(keep=None, steps=2, make=RLHFTrainer, **settings):
     small = dict(steps=steps, batch_size=8, max_new_tokens=5, lr=3e-2, seed=0, device="cpu")
     tokenizer = word_tokenizer(WORDS)
-    trainer = RLHFTrainer(
+    trainer = make(
         tiny(tokenizer),
         config=RLHFConfig(**small | settings),
         tokenizer=tokenizer,
@@ -157,8 +164,8 @@ def test_shares_count_the_held_tokens(surrogate):
     g = torch.Generator().manual_seed(0)
     ratio, advantages = torch.rand(3, 5, generator=g) * 2, torch.randn(3, 5, generator=g)
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()
-    shares = held_shares(surrogate, ratio, advantages, mask)
-    for side, where in held_tokens(surrogate, ratio, advantages, mask).items():
+    shares = clipped_shares(surrogate, ratio, advantages, mask)
+    for side, where in clipped_tokens(surrogate, ratio, advantages, mask).items():
         assert shares[f"clip_fraction_{side}"].item() == pytest.approx(
             sum(where[mask].tolist()) / int(mask.sum())
         )
@@ -209,6 +216,24 @@ def test_under_rloo_each_token_has_its_own_log_ratio():
     long = [response for response, *_ in recorded(**RLOO) if len(response["tokens"]) > 1]
     assert long
     assert all(len(set(response["moved"])) > 1 for response in long)
+
+
+def test_a_loss_that_needs_more_rows_than_the_recorded_ones_is_named():
+    class WholeBatch(RLHFTrainer):
+        def loss(self, new, batch):
+            if len(batch) != 8:
+                raise ValueError("the whole batch, please")
+            return super().loss(new, batch)
+
+    keep = Keep()
+    with pytest.warns(LossNotRecorded, match="of 4 responses alone .* ValueError: the whole batch"):
+        trained(keep, make=WholeBatch, epochs=1, minibatches=1)
+    assert all("pull" not in response for record, *_ in keep.seen for response in record)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LossNotRecorded)
+        keep = Keep()
+        trained(keep)
+    assert all("pull" in response for record, *_ in keep.seen for response in record)
 
 
 def test_the_only_update_of_an_iteration_holds_no_token():

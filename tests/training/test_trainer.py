@@ -327,10 +327,10 @@ def stale_experience(trainer):
         return torch.tensor(padded, dtype=torch.float64)
 
     rollout = Rollout(*queries, *responses, scores=SCORES.double(), baseline=BASELINE)
-    notes = trainer.annotate(rollout)
-    old_logprobs = notes.old_logprobs - spread(MOVED)
+    annotations = trainer.annotate(rollout)
+    old_logprobs = annotations.old_logprobs - spread(MOVED)
     rollout.sampled_logprobs = old_logprobs - spread(SAMPLER)
-    return trainer.advantages(rollout, notes._replace(old_logprobs=old_logprobs))
+    return trainer.advantages(rollout, annotations._replace(old_logprobs=old_logprobs))
 
 
 @pytest.mark.parametrize("minibatch", first(1, [[3, 0, 1], [0, 1, 2, 3]]), ids=str)

@@ -1,0 +1,165 @@
+"""Which cells of a lesson run on its page, and the files that Python finds there.
+
+A page has the library of tensors (page_tensors), modules that stand for those which draw or check
+types (page_stand_ins), and of the package what needs nothing else: `objective`, `lesson`, and from a
+few more modules single functions, as they are.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from lessons import ROOT
+from page_names import Names
+
+LESSONS = (1, 4, 5, 6, 7, 8, 9, 10, 11, 12)  # whose cells are compared with torch
+ON_PAGES = (6, 7, 8, 9, 11, 12)  # whose cells can be run by a reader
+CHAOS = "it trains in float32, where the order of adding decides the last digits, and these grow"
+DIFFERENT = {  # (lesson, cell): why it gives other numbers than torch
+    (9, "4455d583"): "it shows what is left of a difference of rounding errors",
+    (10, "de4a69de"): CHAOS,
+    (10, "5dfeb755"): CHAOS,
+    (10, "ff43325d"): CHAOS,
+    (10, "2b61a42c"): CHAOS,
+    (10, "02c29e99"): "its check is of a float32 number that is given as Python's float",
+}
+NOT_ON_A_PAGE = ("nbdev", "os", "subprocess", "torch.utils")  # what a page has nothing like
+
+PARTS = {  # modules that need more than a page has, and the functions that do not
+    "tasks/exact_world.py": ("all_responses", "objective", "optimum", "total_variation"),
+    "models/reward_model.py": ("all_pairs_loss", "pairwise_loss"),
+    "models/tokens.py": ("pad",),
+}
+WHOLE = ("lesson.py", "core/tensor_checks.py")  # and all of objective/
+
+
+class PageCell(NamedTuple):
+    "A code cell of a lesson; `reason` says why it does not run on the page, if it does not."
+
+    id: str
+    source: str
+    reason: str | None
+    hidden: bool
+    exported: bool
+    begins_exercise: bool
+    defines: frozenset[str]
+    uses: frozenset[str]
+
+
+def lesson_path(number: int) -> Path:
+    (path,) = (ROOT / "nbs/learn").glob(f"{number:02}_*.ipynb")
+    return path
+
+
+def reason_to_leave_out(source: str) -> str | None:
+    "Why a cell does not run on a page, or None."
+    if re.search(r"^#\| *eval: *false", source, re.M):
+        return "it is not evaluated here either"
+    if re.search(r"^[%!]", source, re.M):
+        return "it speaks to Jupyter"
+    for statement in ast.walk(ast.parse(source)):
+        names = []
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            names = [statement.module or ""]
+        for name in names:
+            for missing in NOT_ON_A_PAGE:
+                if name == missing or name.startswith(f"{missing}."):
+                    return f"it needs {missing}"
+    return None
+
+
+# --- which cell needs which -------------------------------------------------------------------
+def with_missing_names(cells: list["PageCell"]) -> list["PageCell"]:
+    "Leave out cells, too, that use a name which only a cell that was left out defines."
+    lost: dict[str, str] = {}
+    result = []
+    for cell in cells:
+        if cell.reason is not None:
+            lost |= dict.fromkeys(cell.defines, cell.id)
+            result.append(cell)
+            continue
+        gone = sorted(name for name in cell.uses if name in lost)
+        if gone:
+            cell = cell._replace(reason=f"it uses {gone[0]}, of a cell that does not run here")
+            lost |= {name: cell.id for name in cell.defines}
+        else:
+            for name in cell.defines:
+                lost.pop(name, None)
+        result.append(cell)
+    return result
+
+
+def page_cells(number: int) -> list[PageCell]:
+    "The code cells of a lesson."
+    cells = []
+    for cell in json.loads(lesson_path(number).read_text("utf-8"))["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        source = "".join(cell["source"])
+        names = Names(source)
+        cells.append(
+            PageCell(
+                cell["id"],
+                source,
+                reason_to_leave_out(source),
+                "#| hide" in source,
+                re.search(r"^#\| *exporti?\b", source, re.M) is not None,
+                re.search(r"^def my_\w+\(", source, re.M) is not None,
+                frozenset(names.defined),
+                frozenset(names.used),
+            )
+        )
+    return with_missing_names(cells)
+
+
+# --- files ------------------------------------------------------------------------------------
+def part_of_module(source: str, wanted: tuple[str, ...]) -> str:
+    "Some functions of a module as they stand there, and the imports that they need."
+    tree = ast.parse(source)
+    lines = source.splitlines()
+    chosen = []
+    used = set()
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name in wanted:
+            chosen.append("\n".join(lines[statement.lineno - 1 : statement.end_lineno]))
+            used |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    imports = []
+    for statement in tree.body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            names = [a for a in statement.names if (a.asname or a.name).partition(".")[0] in used]
+            if names:
+                statement.names = names
+                imports.append(ast.unparse(statement))
+    missing = set(wanted) - {re.match(r"def (\w+)", text)[1] for text in chosen}
+    if missing:
+        raise SystemExit(f"docs/page_cells.py: PARTS names functions that are gone: {missing}")
+    return "\n".join(imports) + "\n\n\n" + "\n\n\n".join(chosen) + "\n"
+
+
+def page_files() -> Iterator[tuple[str, str]]:
+    "(path, text) of every file that Python finds on a page."
+    package = ROOT / "instruct_goose"
+    for place in ("page_tensors", "page_stand_ins"):
+        for path in sorted((ROOT / "docs" / place).rglob("*.py")):
+            where = path.relative_to(ROOT / "docs")
+            if place == "page_stand_ins":
+                where = where.relative_to(place)
+            yield where.as_posix(), path.read_text("utf-8")
+    for name in ("page_names.py", "page_runner.py"):
+        yield name, (ROOT / "docs" / name).read_text("utf-8")
+    for name in ("", "core", "objective", "tasks", "models"):
+        yield (Path("instruct_goose") / name / "__init__.py").as_posix(), ""
+    for path in [
+        *(package / name for name in WHOLE),
+        *sorted((package / "objective").glob("*.py")),
+    ]:
+        if path.name != "__init__.py":
+            yield f"instruct_goose/{path.relative_to(package).as_posix()}", path.read_text("utf-8")
+    for name, wanted in PARTS.items():
+        text = (package / name).read_text("utf-8")
+        yield f"instruct_goose/{name}", part_of_module(text, wanted)

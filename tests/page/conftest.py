@@ -1,0 +1,49 @@
+"""A folder with the files of a page, and Python as a page has it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+
+import page_cells  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def page_folder(tmp_path_factory) -> Path:
+    "What Python finds on a page."
+    folder = tmp_path_factory.mktemp("page")
+    for name, text in page_cells.page_files():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runnable_cells() -> dict[int, list[page_cells.PageCell]]:
+    "The cells of each lesson that run on its page."
+    return {
+        number: [cell for cell in page_cells.page_cells(number) if cell.reason is None]
+        for number in page_cells.LESSONS
+    }
+
+
+@pytest.fixture(scope="session")
+def both_runs(page_folder, runnable_cells, tmp_path_factory) -> dict[str, dict]:
+    "What every runnable cell printed, showed, checked and raised: with torch, and with page tensors."
+    place = tmp_path_factory.mktemp("runs")
+    sources = {n: [(cell.id, cell.source) for cell in cells] for n, cells in runnable_cells.items()}
+    (place / "cells.json").write_text(json.dumps(sources), "utf-8")
+    runs = {}
+    for which, alone in (("torch", []), ("page", ["-I", "-S"])):  # -I -S: the standard library only
+        result = place / f"{which}.json"
+        script = Path(__file__).parent / "run_lessons.py"
+        command = [sys.executable, *alone, script, page_folder, which, result, place / "cells.json"]
+        subprocess.run([str(part) for part in command], check=True, timeout=600)
+        runs[which] = json.loads(result.read_text("utf-8"))
+    return runs

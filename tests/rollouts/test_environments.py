@@ -1,0 +1,479 @@
+"""Environments of three protocols as a sampler. The oracles: the environments' own code, played by hand,
+a slow loop that reads the whole text again for each token, and advantages by a double loop."""
+
+import itertools
+import random
+from types import SimpleNamespace
+
+import gymnasium
+import pytest
+import torch
+
+from instruct_goose import RLHFConfig, RLHFTrainer
+from instruct_goose.core.processes import in_processes
+from instruct_goose.models.loading import tiny_smollm
+from instruct_goose.models.tokens import unpad
+from instruct_goose.objective.advantages import AdvantageInputs
+from instruct_goose.rollouts.environments import (
+    Answer,
+    EnvironmentSampler,
+    MessageEnvironment,
+    StepEnvironment,
+    ToolCall,
+    ToolEnvironment,
+    Turn,
+    adapt_environment,
+    environment_reward,
+    parse_tool_calls,
+    turn_advantages,
+    turn_numbers,
+)
+from instruct_goose.rollouts.rollout import concat
+from instruct_goose.tasks.games import Calculator, GuessingGame, tool_model
+
+NUMBERS = [str(i) for i in range(1, 8)]
+SECRETS = [{"prompt": "guess", "secret": number} for number in range(1, 8)]
+
+
+def turn(text, *calls):
+    return Turn(text, list(calls))
+
+
+def trainer_of(factory=GuessingGame, words=("higher", "lower", "right", "guess"), **settings):
+    model, tokenizer = tiny_smollm([*NUMBERS, *words])
+    tokenizer.chat_template = None
+    defaults = dict(batch_size=14, group_size=2, max_new_tokens=12, device="cpu", beta=0.0)
+    config = RLHFConfig.preset(
+        "grpo", stop_strings=tuple(NUMBERS), **{**defaults, "lr": 1e-2, **settings}
+    )
+    trainer = RLHFTrainer(model, config=config, tokenizer=tokenizer)
+    trainer.use_sampler(lambda agent, tokens: EnvironmentSampler(agent, tokens, factory))
+    return trainer
+
+
+# ---------------------------------------------------------------- protocols
+
+
+def test_tools_are_public_methods_and_get_reward_ends_the_episode():
+    environment = adapt_environment(Calculator())
+    assert isinstance(environment, ToolEnvironment)
+    assert sorted(environment.tools) == ["add", "submit"]
+    assert environment.begin({"prompt": "3 + 4", "a": 3, "b": 4, "more": 1}, 0) is None
+    answer = environment.answer(turn("", ToolCall("add", {"a": 3, "b": 4})))
+    assert answer == Answer([{"role": "tool", "name": "add", "content": "7"}], 0.0, 1, 0)
+    assert environment.final_reward() == 0.0
+    environment.answer(turn("", ToolCall("submit", {"value": 7})))
+    assert environment.final_reward() == 1.0
+    assert environment.answer(turn("done")).messages == []
+    environment.begin({"a": 1, "b": 1}, 0)
+    assert environment.final_reward() == 0.0  # a new episode
+
+
+def test_errors_of_tools_are_read_by_the_policy_and_counted():
+    environment = adapt_environment(Calculator())
+    environment.begin({"a": 3, "b": 4}, 0)
+    calls = [ToolCall("add", {"a": 1}), ToolCall("open", {}), ToolCall("add", {"a": 1, "b": 1})]
+    answer = environment.answer(turn("", *calls))
+    texts = [message["content"] for message in answer.messages]
+    assert "required" in texts[0] and "'b'" in texts[0]
+    assert texts[1:] == ["{'error': 'Tool open not found.'}", "2"]
+    assert (answer.calls, answer.failures) == (3, 2)
+
+
+def test_an_environment_without_get_reward_pays_nothing_and_reset_may_speak():
+    class Talks:
+        def reset(self, **row):
+            return f" {row['secret']}"
+
+        async def look(self) -> str:
+            "Look."
+            return "seen"
+
+    environment = adapt_environment(Talks())
+    assert environment.begin({"prompt": "a", "secret": 5}, 0) == " 5"
+    assert environment.answer(turn("", ToolCall("look", {}))).messages[0]["content"] == "seen"
+    assert environment.final_reward() is None
+
+
+def test_a_class_with_get_reward_has_tools_even_if_one_is_called_step():
+    class Walk(Calculator):
+        def step(self, direction: str) -> str:
+            "Walk."
+            return direction
+
+    assert isinstance(adapt_environment(Walk()), ToolEnvironment)
+
+
+def test_steps_pay_at_once_and_end_the_episode():
+    environment = adapt_environment(GuessingGame())
+    assert isinstance(environment, StepEnvironment)
+    assert environment.begin({"prompt": "guess", "secret": 5}, 0) is None
+    assert environment.answer(turn("4")) == Answer([{"role": "user", "content": "higher"}], 0.0)
+    assert environment.answer(turn("6")) == Answer([{"role": "user", "content": "lower"}], 0.0)
+    assert environment.answer(turn(" 5 ")) == Answer([], 1.0)
+    assert environment.final_reward() == 0.0
+
+
+def test_three_guesses_find_each_of_seven_numbers_and_two_do_not():
+    def found(guesses, plan):
+        wins = 0
+        for secret in range(1, 8):
+            game = GuessingGame(7, guesses)
+            game.reset(options={"secret": secret})
+            low, high, paid = 1, 7, 0.0
+            for _ in range(guesses):
+                guess = plan(low, high)
+                hint, paid, is_right, is_over, _ = game.step(str(guess))
+                if is_right or is_over:
+                    break
+                low, high = (guess + 1, high) if hint == "higher" else (low, guess - 1)
+            wins += paid
+        return wins
+
+    assert found(3, lambda low, high: (low + high) // 2) == 7
+    assert found(2, lambda low, high: (low + high) // 2) == 3
+    assert found(3, lambda low, high: low) == 3
+
+
+def test_results_of_a_step_of_any_form():
+    def answer_of(result):
+        instance = SimpleNamespace(reset=lambda: "a", step=lambda action: result)
+        return StepEnvironment(instance).answer(turn("x"))
+
+    goes_on = Answer([{"role": "user", "content": "b"}], 0.5)
+    assert answer_of(("b", 0.5, False, False, {})) == goes_on
+    assert answer_of(("b", 0.5, False, {})) == goes_on
+    assert answer_of(("b", 0.5, False)) == goes_on
+    assert answer_of(SimpleNamespace(observation="b", reward=0.5, done=False)) == goes_on
+    assert answer_of(("b", 0.5, False, True, {})) == Answer([], 0.5)
+    assert answer_of(SimpleNamespace(observation="b", reward=None, done=True)) == Answer([], 0.0)
+    with pytest.raises(TypeError, match="step of SimpleNamespace returned 'b': return"):
+        answer_of("b")
+    with pytest.raises(TypeError, match="the policy reads text"):
+        answer_of((3, 0.5, False))
+
+
+def test_gymnasium_itself_with_actions_and_observations_as_texts():
+    "FrozenLake, 4×4, without slipping: right, right, down, down, down, right reaches the goal."
+    lake = gymnasium.make("FrozenLake-v1", is_slippery=False)
+    names = {"left": 0, "down": 1, "right": 2, "up": 3}
+    environment = StepEnvironment(lake, action=names.__getitem__, describe=str)
+    assert environment.begin({"prompt": "go"}, 7) == "0"
+    moves = ["right", "right", "down", "down", "down", "right"]
+    answers = [environment.answer(turn(move)) for move in moves]
+    seen = [message["content"] for answer in answers for message in answer.messages]
+    assert seen == ["1", "2", "6", "10", "14"]
+    assert [answer.reward for answer in answers] == [0, 0, 0, 0, 0, 1]
+
+
+class Messages:
+    "The protocol of verifiers, early form, as a plain class."
+
+    class rubric:  # noqa: N801
+        @staticmethod
+        async def score_rollout(state):
+            state["reward"] = -float(state["turn"])
+
+    async def setup_state(self, state):
+        state["secret"] = int(state["answer"])
+        return state
+
+    async def is_completed(self, messages, state, **kwargs):
+        return state["turn"] > 0 and messages[-1]["content"] in ("right", str(state["secret"]))
+
+    async def env_response(self, messages, state, **kwargs):
+        assert messages[0] == {"role": "user", "content": "guess"}
+        return [{"role": "user", "content": "higher"}], state
+
+
+def test_messages_and_state_are_handed_over():
+    environment = adapt_environment(Messages())
+    assert isinstance(environment, MessageEnvironment)
+    assert environment.begin({"prompt": "guess", "answer": "5"}, 0) is None
+    assert environment.answer(turn("4")).messages == [{"role": "user", "content": "higher"}]
+    assert environment.answer(turn("5")).messages == []
+    assert environment.final_reward() == -2.0
+    roles = [message["role"] for message in environment.messages]
+    assert roles == ["user", "assistant", "user", "assistant"]
+    assert environment.state["completion"] == environment.messages[1:]
+
+
+def test_what_is_no_environment_is_refused():
+    with pytest.raises(TypeError, match="list is no environment: it has neither reset"):
+        adapt_environment([])
+    own = SimpleNamespace(begin=print, answer=print, final_reward=print)
+    assert adapt_environment(own) is own
+
+
+def test_tool_calls_are_json_between_marks_and_one_that_is_broken_spoils_all():
+    good = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    assert parse_tool_calls(f"well {good} and {good}") == [ToolCall("add", {"a": 1})] * 2
+    assert parse_tool_calls('<tool_call>{"name": "now"}</tool_call>') == [ToolCall("now", {})]
+    for broken in ("{", "[]", '{"arguments": {}}', '{"name": "a", "arguments": 3}'):
+        assert parse_tool_calls(f"{good}<tool_call>{broken}</tool_call>") == []
+    assert parse_tool_calls("<tool_call>no end") == []
+
+
+# ---------------------------------------------------------------- the sampler
+
+
+def slow_episode(trainer, secret):
+    "One game with the likeliest tokens, each from the whole text: ids, sampled, rewards."
+    tokenizer = trainer.tokenizer
+    prompt = tokenizer("guess")["input_ids"]
+    ids, sampled, rewards = [], [], []
+    game = GuessingGame()
+    game.reset(options={"secret": secret})
+    turn_ids = []
+    while len(ids) < 12:
+        with torch.no_grad():
+            logits = trainer.agent.model(torch.tensor([prompt + ids])).logits[0, -1]
+        token = int(logits.argmax())
+        ids.append(token)
+        turn_ids.append(token)
+        sampled.append(1)
+        rewards.append(0.0)
+        word = tokenizer.convert_ids_to_tokens(token)
+        if token != tokenizer.eos_token_id and word not in NUMBERS:
+            continue
+        text = tokenizer.decode(turn_ids, skip_special_tokens=True)
+        hint, reward, is_right, is_over, _ = game.step(text)
+        rewards[-1] += reward
+        reply = tokenizer(hint, add_special_tokens=False)["input_ids"]
+        if is_right or is_over or len(ids) + len(reply) >= 12:
+            break
+        ids += reply
+        sampled += [0] * len(reply)
+        rewards += [0.0] * len(reply)
+        turn_ids = []
+    return ids, sampled, rewards
+
+
+def test_many_games_at_once_are_what_each_is_alone():
+    trainer = trainer_of(steps=12, batch_size=56, group_size=8)
+    trainer.train(SECRETS, environment_reward, progress=False)
+    rollout = trainer.generate(SECRETS, 1, None)
+    read = rollout.attention_mask
+    turns = set()
+    for i, row in enumerate(SECRETS):
+        ids, sampled, rewards = slow_episode(trainer, row["secret"])
+        assert rollout.response_ids[i][read[i]].tolist() == ids
+        assert rollout.mask[i][read[i]].int().tolist() == sampled
+        assert rollout.environment_rewards[i][read[i]].tolist() == rewards
+        assert rollout.episodes["replies"][i] == sampled.count(0)
+        turns.add(sampled.count(0))
+    assert len(turns) > 1  # the games differ in length
+
+
+def test_a_step_pays_each_turn_and_logs_what_happened():
+    trainer = trainer_of()
+    rollout = trainer.score(trainer.rollout(SECRETS), environment_reward)
+    assert torch.equal(rollout.token_scores, rollout.environment_rewards)
+    assert rollout.scores.tolist() == rollout.environment_rewards.sum(-1).tolist()
+    assert not (rollout.environment_rewards != 0)[~rollout.mask].any()
+    metrics = trainer_of().step(SECRETS, environment_reward)
+    assert metrics["replies"] == sum(rollout.episodes["replies"]) / 14
+    assert metrics["tool_calls"] == metrics["tool_failures"] == 0
+
+
+def test_several_rewards_beside_the_environments():
+    def short(completion_ids):
+        return [-float(len(ids)) for ids in completion_ids]
+
+    trainer = trainer_of(reward_weights=(2.0, 0.5))
+    rollout = trainer.score(trainer.rollout(SECRETS), [environment_reward, short])
+    lengths = rollout.attention_mask.sum(-1)
+    expected = 2 * rollout.environment_rewards.sum(-1) - 0.5 * lengths
+    assert torch.allclose(rollout.scores, expected)
+
+
+def test_responses_to_a_prompt_begin_with_the_same_seed_and_observation():
+    class Shown(GuessingGame):
+        def reset(self, seed):
+            self.secret = random.Random(seed).randint(1, 7)
+            self.left = 3
+            return f" {self.secret}", {}
+
+    trainer = trainer_of(Shown)
+    prompts = ["guess"] * 7
+    rollout = trainer.rollout(prompts)
+    texts = trainer.tokenizer.batch_decode(unpad(rollout.query_ids, rollout.query_mask))
+    assert texts[::2] == texts[1::2] and len(set(texts)) > 1
+    again = trainer_of(Shown).rollout(prompts)
+    assert torch.equal(rollout.response_ids, again.response_ids)
+    assert rollout.columns["prompt"] == texts
+
+
+def test_the_tools_are_shown_where_the_template_knows_them():
+    model, tokenizer = tool_model(["1", "+", "2"], ["add", "submit"], ["a", "b", "value"])
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}{{ tool['function']['name'] }} {% endfor %}"
+        + tokenizer.chat_template
+    )
+    config = RLHFConfig.preset("grpo", device="cpu", beta=0.0)
+    trainer = RLHFTrainer(model, config=config, tokenizer=tokenizer)
+    sampler = EnvironmentSampler(trainer.agent, trainer.tokens, Calculator)
+    row = {"prompt": [{"role": "user", "content": "1 + 2"}], "a": 1, "b": 2}
+    names = [tool["function"]["name"] for tool in sampler.begin([row], 1, None)[0]["tools"]]
+    assert names == ["add", "submit"]
+    hidden = EnvironmentSampler(trainer.agent, trainer.tokens, Calculator, show_tools=False)
+    assert "tools" not in hidden.begin([row], 1, None)[0]
+
+
+def test_a_turn_that_ends_with_a_stop_string_gets_the_templates_end():
+    trainer = trainer_of(lambda: GuessingGame(guesses=4), max_new_tokens=30)
+    _, tokenizer = tiny_smollm(NUMBERS)
+    trainer.tokenizer.chat_template = tokenizer.chat_template
+    rollout = trainer.rollout(SECRETS)
+    texts = trainer.tokenizer.batch_decode(unpad(rollout.response_ids, rollout.attention_mask))
+    answered = [text for text, n in zip(texts, rollout.episodes["replies"], strict=True) if n]
+    assert answered
+    marks = "<|im_end|> <|im_start|> user"
+    for text in answered:
+        assert f"{marks} higher" in text or f"{marks} lower" in text
+        assert "<|im_end|> <|im_end|>" not in text
+
+
+def test_what_environments_cannot_do_is_refused():
+    trainer = trainer_of()
+    with pytest.raises(TypeError, match="prompt 0 is token ids"):
+        trainer.rollout([[4, 5]])
+    with pytest.raises(TypeError, match="the prompts are query_ids"):
+        trainer.rollout({"query_ids": torch.ones(2, 2), "query_mask": torch.ones(2, 2)})
+    with pytest.raises(ValueError, match="0 environments have been reset, and 2 responses"):
+        trainer.sampler(trainer.encode(["guess"]), 2, trainer.config, None)
+
+    class Silent(GuessingGame):
+        def step(self, action):
+            return "", 0.0, False
+
+    with pytest.raises(ValueError, match="has no token: answer with text"):
+        trainer_of(Silent).rollout(SECRETS)
+
+
+def test_without_a_reward_of_the_environment_the_reward_function_says_so():
+    class Free:
+        def reset(self, **row):
+            return None
+
+        def look(self) -> str:
+            "Look."
+            return "1"
+
+    trainer = trainer_of(Free)
+    rollout = trainer.rollout(SECRETS)
+    assert rollout.environment_rewards is None
+    with pytest.raises(ValueError, match="asks for 'environment_rewards'"):
+        trainer.score(rollout, environment_reward)
+    assert trainer.score(rollout, lambda texts: [1.0] * len(texts)).scores.sum() == 14
+
+
+def test_rollouts_with_and_without_an_environments_rewards_are_concatenated():
+    paid = trainer_of().rollout(SECRETS)
+    free = trainer_of().rollout(SECRETS)
+    free.environment_rewards = None
+    both = concat([paid, free])
+    assert both.environment_rewards[:14].equal(paid.environment_rewards)
+    assert not both.environment_rewards[14:].any()
+    assert both.episodes["replies"] == paid.episodes["replies"] + free.episodes["replies"]
+    assert both[[3, 20]].episodes["replies"] == [
+        paid.episodes["replies"][3],
+        free.episodes["replies"][6],
+    ]
+
+
+def one_rollout():
+    trainer = trainer_of()
+    rollout = trainer.score(trainer.rollout(SECRETS), environment_reward)
+    return rollout.response_ids, rollout.mask, rollout.scores, rollout.episodes["replies"]
+
+
+def test_two_processes_play_the_games_that_one_plays():
+    alone = one_rollout()
+    for shared in in_processes(2, one_rollout, seconds=500):
+        for a, b in zip(alone, shared, strict=True):
+            assert torch.equal(a, b) if torch.is_tensor(a) else a == b
+
+
+# ---------------------------------------------------------------- credit by turns
+
+
+def slow_turn_advantages(rewards, mask, group):
+    "The definition, by loops over responses, turns and tokens."
+    rows = []
+    for row in mask.tolist():
+        number, numbers, before = -1, [], False
+        for own in row:
+            if own and not before:
+                number += 1
+            numbers.append(number if own else -1)
+            before = own
+        rows.append(numbers)
+    result = torch.zeros_like(rewards)
+    for i, numbers in enumerate(rows):
+        first = i // group * group
+        for k in set(numbers) - {-1}:
+
+            def earned(j, k=k):
+                pairs = zip(rewards[j].tolist(), rows[j], strict=True)
+                return sum(reward for reward, number in pairs if number >= k)
+
+            others = [j for j in range(first, first + group) if j != i and k in rows[j]]
+            if not others:
+                continue
+            advantage = earned(i) - sum(earned(j) for j in others) / len(others)
+            for t, number in enumerate(numbers):
+                if number == k:
+                    result[i, t] = advantage
+    return result, torch.tensor(rows)
+
+
+def test_turn_advantages_are_the_definition():
+    generator = torch.Generator().manual_seed(0)
+    for group, _ in itertools.product((2, 3), range(20)):
+        mask = torch.rand(2 * group, 9, generator=generator) < 0.6
+        mask[:, 0] = True
+        rewards = torch.randn(2 * group, 9, generator=generator, dtype=torch.float64)
+        rewards[~mask] = torch.nan
+        inputs = AdvantageInputs(rewards, mask, None, None, group, 1, 1.0, 1.0)
+        expected, numbers = slow_turn_advantages(rewards, mask, group)
+        assert turn_numbers(mask).equal(numbers)
+        assert torch.allclose(turn_advantages(inputs)[0], expected, atol=1e-12)
+
+
+def test_the_mean_gradient_is_that_of_whole_responses():
+    """Two turns of two actions each, π(1) = p in the first and q in the second; all pairs of
+    responses are enumerated. The gradient in (p, q) is the same with both advantages."""
+    p, q = 0.3, 0.6
+    paid = {(0, 0): 1.0, (0, 1): 3.0, (1, 0): -2.0, (1, 1): 0.5}  # at the second turn
+    first_paid = {0: 0.25, 1: -1.0}
+    mask = torch.tensor([[1, 0, 1], [1, 0, 1]]).bool()
+
+    def probability(a):
+        return (p if a[0] else 1 - p) * (q if a[1] else 1 - q)
+
+    def score(a):
+        return torch.tensor(
+            [1 / p if a[0] else -1 / (1 - p), 1 / q if a[1] else -1 / (1 - q)],
+            dtype=torch.float64,
+        )
+
+    gradients = {"turns": torch.zeros(2).double(), "whole": torch.zeros(2).double()}
+    for a, b in itertools.product(paid, paid):
+        rewards = torch.tensor(
+            [[first_paid[x[0]], 0.0, paid[x]] for x in (a, b)], dtype=torch.float64
+        )
+        inputs = AdvantageInputs(rewards, mask, None, None, 2, 1, 1.0, 1.0)
+        by_turn, _ = turn_advantages(inputs)
+        whole = inputs.compared("leave_one_out")
+        for name, advantages in (("turns", by_turn), ("whole", whole)):
+            weight = probability(a) * probability(b)
+            gradients[name] += weight * score(a) * advantages[0, [0, 2]]
+    assert torch.allclose(gradients["turns"], gradients["whole"], atol=1e-12)
+    assert gradients["turns"].abs().min() > 0.1
+
+
+def test_games_with_one_prompt_and_different_secrets_are_one_prompt_in_the_log():
+    "The doctor compares how many different prompts are given and answered."
+    metrics = trainer_of().step(SECRETS, environment_reward)
+    assert metrics["prompts_given"] == metrics["distinct_prompts"] == 1
