@@ -291,6 +291,7 @@ TRUTH: dict[str, Callable[[list[dict]], bool]] = {
     "small rewards": lambda facts: median_of(facts, "spread") < 0.6 * median_of(facts, "beta"),
     "drift": lambda facts: at_end(facts, "away") > 1.2,
     "harmful values": lambda facts: at_end(facts, "missed") > 1.5,
+    "no clip": lambda facts: max(fact["moved"] for fact in facts) > 0.3,
     "large steps": lambda facts: max(fact["moved"] for fact in facts) > 0.3,
 }
 
@@ -325,6 +326,12 @@ def findings_on(number: int) -> dict:
     return row
 
 
+def write(path: Path, rows: dict[int, dict]) -> None:
+    "Write the record, a run in a line, in the order of their numbers."
+    lines = ",\n  ".join(json.dumps(rows[number], ensure_ascii=False) for number in sorted(rows))
+    path.write_text('{\n "runs": [\n  ' + lines + "\n ]\n}\n", "utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, nargs=2, default=(0, 500), help="first, and one beyond")
@@ -335,9 +342,9 @@ def main() -> None:
         rows = {row["run"]: row for row in json.loads(arguments.out.read_text("utf-8"))["runs"]}
     for number in range(*arguments.runs):
         rows[number] = findings_on(number)
+        if number % 20 == 19 or number == arguments.runs[1] - 1:
+            write(arguments.out, rows)
     ordered = [rows[number] for number in sorted(rows)]
-    lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in ordered)
-    arguments.out.write_text('{\n "runs": [\n  ' + lines + "\n ]\n}\n", "utf-8")
     counts = Counter(
         (f["severity"], f["name"], f["true"]) for row in ordered for f in row["findings"]
     )
