@@ -653,11 +653,17 @@ def other_text_scored(run: Run) -> str | None:
 
 
 def same_prompts(run: Run) -> str | None:
-    "Recorded iterations, of four or more, do not all have the same prompts."
+    """Recorded iterations, of four or more, do not all have the same prompts.
+
+    Nothing is said where an iteration is known to have no more prompts than were recorded: there
+    may be no others.
+    """
     prompts = []
     for responses in run.tokens.values():
         prompts.append(tuple(record["prompt"] for record in responses))
     if len(prompts) < 4 or len(set(prompts)) > 1 or len(set(prompts[0])) < 2:
+        return None
+    if min(run["prompts_given"], default=math.inf) <= len(set(prompts[0])):
         return None
     return f"the recorded prompts are the same ones in all {len(prompts)} iterations: {prompts[0]}"
 

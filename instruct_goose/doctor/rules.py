@@ -905,10 +905,9 @@ def large_steps(run: Run) -> str | None:
 def no_clip(run: Run) -> str | None:
     """The clip holds some tokens where steps are large, see `large_steps`.
 
-    Not looked for where it cannot: without a clip, or with one update per rollout.
+    Not looked for with one update per rollout: then it can hold none.
     """
-    updates = (run.setting("epochs") or 0) * (run.setting("minibatches") or 0)
-    if updates == 1 or run.settings.get("surrogate") == "ratio":
+    if (run.setting("epochs") or 0) * (run.setting("minibatches") or 0) == 1:
         return None
     clipped = run["clip_fraction"]
     steps = large_steps(run)
