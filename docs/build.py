@@ -16,6 +16,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import page_build
 from all_figures import figures_page
 from api import entry, methods, one_line
 from compare import compare_page
@@ -472,7 +473,7 @@ def linked(output: dict, page: Page, links: Links) -> dict:
     return output | {"data": output["data"] | {"text/markdown": text}}
 
 
-def staged_code(cell: Cell, page: Page, links: Links, below: dict) -> list[dict]:
+def staged_code(cell: Cell, page: Page, links: Links, below: dict, runs: set[str]) -> list[dict]:
     "A code cell, shortened, with its outputs; before it a link to its source, below what is folded."
     made = code_cell(cell)
     if not made:
@@ -487,6 +488,8 @@ def staged_code(cell: Cell, page: Page, links: Links, below: dict) -> list[dict]
     if short or made["outputs"]:
         outputs = [linked(output, page, links) for output in made["outputs"]]
         cells.append(made | {"source": short, "outputs": outputs})
+        if cell.id in runs:
+            cells.append(text_cell(page_build.place(cell.id), f"{cell.id}-run"))
     if whole:
         cells.append(text_cell(whole, f"{cell.id}-whole"))
     if tick:
@@ -559,13 +562,14 @@ def last_cells(page: Page, pages: list[Page], links: Links) -> list[dict]:
 
 def staged(page: Page, pages: list[Page], links: Links, below: dict | None = None) -> dict:
     "A page as a notebook for myst-nb; `below` has what stands under a cell."
+    runs = page_build.places(page) if below else set()  # without Python nothing runs
     below = below or {}
     cells = []
     seen: set[str] = set()  # terms of the glossary that the page has explained
     title_cell = next((cell for cell in page.cells if is_title(cell)), None)
     for cell in page.cells:
         if cell.kind == "code":
-            cells += staged_code(cell, page, links, below)
+            cells += staged_code(cell, page, links, below, runs)
         elif cell is title_cell:
             text = with_drawings(page_title(cell, page, pages, links), page, pages)
             cells.append(text_cell(text, cell.id))
@@ -573,6 +577,9 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
             text = with_drawings(page_text(cell, page, links, seen), page, pages)
             cells.append(text_cell(text, cell.id))
     cells += last_cells(page, pages, links)
+    if runs:
+        script = f'<script src="{up(page.url, "_static/cells.js")}" defer></script>'
+        cells.append(text_cell(page_build.sources(page) + script, "page-cells"))
     if any(url == page.url for url, _ in below):
         cells.append(
             text_cell(
@@ -714,6 +721,7 @@ def all_pages(
     "Each page as a text, by the file that it goes to; and the figures by name, as SVG."
     wanted = {}
     below = boxes(pages) if write_python(BUILD / "static/python.js", BUILD) else {}
+    page_build.write_files(BUILD / "static/page_files.js")
     for page in [index, *pages]:
         nb = staged(page, pages, links, below)
         if page is index:

@@ -437,6 +437,8 @@ ALIASES = {  # what else is typed into the search -> the page that teaches it
     "environment": "guides/environments",
     "Gymnasium": "guides/environments",
     "verifiers": "guides/environments",
+    "math-verify": "guides/verifiers",
+    "reasoning-gym": "guides/verifiers",
     "EMA": "reference/training/policies",
     "hyperparameters": "reference/config",
     "learning rate schedule": "reference/training/update",

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from lessons import ROOT
+from page_cells import DIFFERENT, LESSONS, ON_PAGES, page_cells
 
 from instruct_goose.recipes.stages import spread
 
@@ -243,6 +244,16 @@ def inputs_table() -> str:
     )
 
 
+def runs_table() -> str:
+    "Awkward runs of the commands, by their kind."
+    record_ = record("runs")
+    rows = []
+    for kind, tried in record_["cases"].items():
+        lost = sum(fault["kind"] == kind for fault in record_["faults"])
+        rows.append(f"| {kind} | {tried} | {lost} |")
+    return "| what befell a run | tried | faults left |\n|---|---|---|\n" + "\n".join(rows)
+
+
 def models_table() -> str:
     "Small models of many kinds through every stage, counted by what was asked for."
     record_ = record("models")
@@ -333,6 +344,19 @@ def launched_table() -> str:
     )
 
 
+def page_cells_table() -> str:
+    "Lesson by lesson: cells that run on page tensors, and those that give what torch gives."
+    rows = []
+    for number in LESSONS:
+        cells = page_cells(number)
+        runs = [cell for cell in cells if cell.reason is None]
+        differ = sum(lesson == number for lesson, _ in DIFFERENT)
+        on_page = "yes" if number in ON_PAGES else "–"
+        rows.append(f"| {number} | {len(cells)} | {len(runs)} | {len(runs) - differ} | {on_page} |")
+    head = "| lesson | code cells | run on page tensors | of these agree with torch | on its page |"
+    return f"{head}\n|---|---|---|---|---|\n" + "\n".join(rows)
+
+
 def know_page() -> str:
     "Markdown; links are those of a notebook in nbs/."
     text = [
@@ -355,6 +379,10 @@ def know_page() -> str:
         "The commands were given damaged files of five kinds. A fault is a traceback, a wrong exit status, a minute without an end, more than 100 kB of output, "
         "a changed input, or an output directory that cannot be used again:",
         inputs_table(),
+        "Small runs of `train`, `sft`, `dpo`, `kto` and `reward-model` met signals at every stage, changes between start and resume, rewards with children or "
+        "in another working directory, outputs in other encodings, mixtures and adapters. A fault is another log than that of a run which was never stopped, a "
+        "run that goes on as another one, a traceback, or a wrong exit status:",
+        runs_table(),
         f"{record('models')['tried']} small models went through the stages, each with some of the options below. A fault is an exception, or a difference from "
         "what was asked for: the router's loss in the log, layer passes, the precision that is saved, or what the saved model says:",
         models_table(),
@@ -363,6 +391,11 @@ def know_page() -> str:
         "(`default`, `avx2`), with two threads, with initial weights times 1 + 10⁻⁶·noise (`jitter`), "
         "on other Pythons, and the notebooks where torch sees a GPU.",
         portable_table(),
+        "## Lessons that run on their pages",
+        "Cells run in the browser on [page tensors](guides/page_tensors.ipynb), a part of torch in plain Python. A test runs each cell with torch, too, and "
+        "compares what it prints, shows and checks: numbers to 10⁻⁹ of their size, those of float32 to 2·10⁻⁵. Torch's own samples of the operations are "
+        "equal or refused by name. The other cells speak to Jupyter, to the operating system or to torch's inside.",
+        page_cells_table(),
         "## Launchers and engines",
         launched_table(),
         "Of TensorBoard, Weights & Biases and trackio: [Trackers](guides/trackers.ipynb#versions).",

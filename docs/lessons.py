@@ -45,6 +45,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "reward_shaping",
         "multi_turn",
         "environments",
+        "verifiers",
         "kto",
         "film_reviews",
         "real_reviews",
@@ -77,7 +78,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "pseudo_code",
     ],
     "Practice": ["questions", "exercises", "projects"],
-    "Extending": ["how_the_trainer_is_made"],
+    "Extending": ["how_the_trainer_is_made", "page_tensors"],
 }
 PACKAGES = [  # from the bottom of the house to its top
     "core",

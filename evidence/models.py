@@ -7,6 +7,7 @@ a saved directory in the precision of the base that says what the trained model 
 
 import itertools
 import json
+import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -22,38 +23,26 @@ from instruct_goose.models.adapters import expert_parameters, with_lora
 from instruct_goose.models.agent import create_reference_model
 from instruct_goose.models.loading import load_model, save_model
 from instruct_goose.models.reward_model import RewardModel
-from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.supervised.dpo import train_dpo
 from instruct_goose.supervised.reward_model_training import train_reward_model
 from instruct_goose.supervised.sft import train_lm
 from instruct_goose.training.trainer import RLHFTrainer
 
-WORDS = [f"w{i}" for i in range(9)]
-TOKENIZER = word_tokenizer(WORDS, 32, pad="<end>", bos="<end>", eos="<end>")
-END = TOKENIZER.eos_token_id
-BASE = dict(
-    vocab_size=len(TOKENIZER),
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    max_position_embeddings=32,
-    pad_token_id=END,
-    bos_token_id=END,
-    eos_token_id=END,
-)
-ROTARY = BASE | dict(intermediate_size=24, num_key_value_heads=1)
-EXPERTS = ROTARY | dict(num_experts_per_tok=2)
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "models")]  # their small models
+from mixtures import SMALL  # noqa: E402
+from small_trainer import BASE, EOS, ROTARY, TOKENIZER  # noqa: E402
+
+LONGER = {"max_position_embeddings": 32}
 FAMILIES = {
-    "mixtral": lambda **k: transformers.MixtralConfig(**EXPERTS, num_local_experts=4, **k),
+    "mixtral": lambda **k: transformers.MixtralConfig(**SMALL, num_local_experts=4, **k),
     "qwen3_moe": lambda **k: transformers.Qwen3MoeConfig(
-        **EXPERTS, num_experts=4, moe_intermediate_size=8, head_dim=8, **k
+        **SMALL, num_experts=4, moe_intermediate_size=8, head_dim=8, **k
     ),
-    "gpt_oss": lambda **k: transformers.GptOssConfig(
-        **EXPERTS, num_local_experts=4, head_dim=8, **k
-    ),
-    "llama": lambda **k: transformers.LlamaConfig(**ROTARY, **k),
-    "gemma3": lambda **k: transformers.Gemma3TextConfig(**ROTARY, head_dim=8, **k),
-    "gpt2": lambda **k: transformers.GPT2Config(**BASE, **k),
+    "gpt_oss": lambda **k: transformers.GptOssConfig(**SMALL, num_local_experts=4, head_dim=8, **k),
+    "llama": lambda **k: transformers.LlamaConfig(**ROTARY | LONGER, **k),
+    "gemma3": lambda **k: transformers.Gemma3TextConfig(**ROTARY | LONGER, head_dim=8, **k),
+    "gpt2": lambda **k: transformers.GPT2Config(**BASE | LONGER, **k),
 }
 MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss")
 STAGES = ("train", "sft", "dpo", "reward-model")
@@ -181,7 +170,7 @@ def saved_fault(case: Case, trained: torch.nn.Module, folder: Path) -> str | Non
         dtype = again.model.dtype
     else:
         model = trained if isinstance(trained, PreTrainedModel) else trained.model
-        save_model(trained, TOKENIZER, folder / "saved", [END])
+        save_model(trained, TOKENIZER, folder / "saved", [EOS])
         loaded = load_model(folder / "saved", dtype="auto").eval()
         gap = (loaded(ids).logits - model(ids).logits).abs().max().item()
         dtype = loaded.dtype

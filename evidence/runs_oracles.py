@@ -120,6 +120,18 @@ def in_encoding(argv: list[str], encoding: str, wanted: int) -> Fault:
     return fault
 
 
+def refused(argv: list[str], words: str) -> Fault:
+    "A command ends with 1 and a sentence that holds these words."
+
+    def fault(here: Path) -> str | None:
+        wrong = fails(here, argv, 1)
+        if wrong or words in said(here):
+            return wrong
+        return f"other words: {said(here)}"
+
+    return fault
+
+
 def logs(name: str, metric: str, *flags: str) -> Fault:
     "A run logs this metric in every row."
 

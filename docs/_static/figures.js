@@ -29,6 +29,7 @@
     draw();
     new MutationObserver(draw).observe(document.body, { attributes: true, attributeFilter: ["data-theme"] });
     night.addEventListener("change", draw);
+    document.addEventListener("figures", draw);  // a cell of the page has made another
   };
   document.head.append(library);
 })();

@@ -143,7 +143,8 @@ def check_unchanged(node: Node) -> None:
             )
 
 
-def used(node: Node) -> None:
+def used(gradient: list) -> None:
+    "What a node answers whose graph was not kept."
     raise RuntimeError(
         "Trying to backward through the graph a second time (or directly access saved tensors "
         "after they have already been freed). Specify retain_graph=True if you need to backward "
@@ -177,58 +178,71 @@ def leads_to(roots: Sequence[Node], wanted: set) -> set:
     return {node for node, is_needed in needed.items() if is_needed}
 
 
-def walk_back(
-    outputs: Sequence[Tensor],
-    gradients: Sequence[list],  # ∂L/∂output of each
-    keep_graph: bool,
-    wanted: Sequence[Tensor] | None = None,  # None: all leaves
-) -> list[tuple[Tensor, list]] | list[list | None]:  # of each leaf, or of each wanted tensor
-    "Send gradients back through all nodes, the newest first."
-    waiting: dict[Node, list] = {}
-    heap: list[tuple[int, Node]] = []
-    at_leaves: dict[Tensor, list] = {}
-    found: dict[tuple, list] = {}
+class Walk:
+    "Gradients on their way back: those that wait at nodes, and those that have arrived at leaves."
 
-    def send(edge: Edge, g: list) -> None:
+    def __init__(self):
+        self.at_nodes: dict[Node, list] = {}  # one gradient per output, None so far
+        self.at_leaves: dict[Tensor, list] = {}
+        self.newest_first: list[tuple[int, Node]] = []  # a heap of the nodes that have a gradient
+
+    def send(self, edge: Edge, g: list) -> None:
         "Add a gradient to those that have arrived at the same place."
         if edge.leaf is not None:
-            before = at_leaves.get(edge.leaf)
-            at_leaves[edge.leaf] = (
-                g if before is None else edge.dtype.keep(list(map(add, before, g)))
-            )
+            self.at_leaves[edge.leaf] = together(self.at_leaves.get(edge.leaf), g, edge.dtype)
             return
-        node = edge.node
-        if node not in waiting:
-            waiting[node] = [None] * node.outputs
-            heapq.heappush(heap, (-node.number, node))
-        before = waiting[node][edge.index]
-        waiting[node][edge.index] = (
-            g if before is None else edge.dtype.keep(list(map(add, before, g)))
-        )
+        if edge.node not in self.at_nodes:
+            self.at_nodes[edge.node] = [None] * edge.node.outputs
+            heapq.heappush(self.newest_first, (-edge.node.number, edge.node))
+        arrived = self.at_nodes[edge.node]
+        arrived[edge.index] = together(arrived[edge.index], g, edge.dtype)
 
-    places = None if wanted is None else [(x.node, x.index) if x.node else x for x in wanted]
-    roots = [x.node for x in outputs if x.node is not None]
-    needed = None if wanted is None else leads_to(roots, set(places))
-    for x, g in zip(outputs, gradients):
-        send(edge_to(x), g)
-    while heap:
-        _, node = heapq.heappop(heap)
-        arrived = waiting.pop(node)
-        if places is not None:
-            for i, g in enumerate(arrived):
-                found[node, i] = g
-            if node not in needed:
-                continue
+    def next_node(self) -> tuple[Node, list]:
+        "The newest node, and all gradients that will ever reach it."
+        _, node = heapq.heappop(self.newest_first)
+        return node, self.at_nodes.pop(node)
+
+    def go_through(self, node: Node, arrived: list, keep_graph: bool) -> None:
+        "Ask a node for the gradients of its inputs, and send them on."
         check_unchanged(node)
-        pulled = node.pull(arrived[0] if node.outputs == 1 else arrived)
+        gradients = node.pull(arrived[0] if node.outputs == 1 else arrived)
         if not keep_graph and node.reads:
-            node.pull = lambda g, node=node: used(node)
-        for edge, g in zip(node.edges, pulled):
+            node.pull = used
+        for edge, g in zip(node.edges, gradients):
             if edge is not None and g is not None:
-                send(edge, edge.dtype.keep(g))
-    if places is None:
-        return list(at_leaves.items())
-    return [at_leaves.get(p) if isinstance(p, Tensor) else found.get(p) for p in places]
+                self.send(edge, edge.dtype.keep(g))
+
+
+def together(before: list | None, g: list, kind: dtype) -> list:
+    "The sum of the gradients from all operations that use one tensor."
+    return g if before is None else kind.keep(list(map(add, before, g)))
+
+
+def walk_to_leaves(x: Tensor, gradient: list, keep_graph: bool) -> dict[Tensor, list]:
+    "∂L/∂leaf of every leaf, from ∂L/∂x."
+    walk = Walk()
+    walk.send(edge_to(x), gradient)
+    while walk.newest_first:
+        walk.go_through(*walk.next_node(), keep_graph)
+    return walk.at_leaves
+
+
+def walk_to(
+    wanted: Sequence[Tensor], outputs: Sequence[Tensor], gradients: Sequence[list], keep_graph: bool
+) -> list[list | None]:
+    "∂L/∂x of each wanted tensor, or None, from ∂L/∂output; no node is asked in vain."
+    places = [x if x.node is None else (x.node, x.index) for x in wanted]
+    needed = leads_to([x.node for x in outputs if x.node is not None], set(places))
+    found: dict[tuple[Node, int], list | None] = {}
+    walk = Walk()
+    for x, g in zip(outputs, gradients):
+        walk.send(edge_to(x), g)
+    while walk.newest_first:
+        node, arrived = walk.next_node()
+        found |= {(node, i): g for i, g in enumerate(arrived)}
+        if node in needed:
+            walk.go_through(node, arrived, keep_graph)
+    return [walk.at_leaves.get(p) if isinstance(p, Tensor) else found.get(p) for p in places]
 
 
 def first_gradient(x: Tensor, given: Tensor | None) -> list:
@@ -258,7 +272,8 @@ def backward(
     refuse_keywords("backward", others)
     if create_graph:
         refuse("backward(create_graph=True)")
-    for leaf, g in walk_back([x], [first_gradient(x, gradient)], bool(retain_graph)):
+    gradients = walk_to_leaves(x, first_gradient(x, gradient), bool(retain_graph))
+    for leaf, g in gradients.items():
         if leaf.grad is None:
             leaf.grad = make(list(g), leaf.shape, leaf.dtype)
         else:
@@ -286,7 +301,7 @@ def grad(
         if not x.requires_grad:
             raise RuntimeError("One of the differentiated Tensors does not require grad")
     starts = [first_gradient(x, g) for x, g in zip(outputs, given)]
-    found = walk_back(outputs, starts, bool(retain_graph), inputs)
+    found = walk_to(inputs, outputs, starts, bool(retain_graph))
     result = []
     for x, g in zip(inputs, found):
         if g is None and not allow_unused:
@@ -387,8 +402,8 @@ def gradcheck(
     """
     refuse_keywords("autograd.gradcheck", others)
     inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-    differentiated = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
-    if not differentiated:
+    learning = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+    if not learning:
         raise ValueError(
             "gradcheck expects at least one input tensor to require gradient, but none of the them "
             "have requires_grad=True."
@@ -399,36 +414,52 @@ def gradcheck(
         result = [result] if isinstance(result, Tensor) else list(result)
         return [x for x in result if x.dtype.is_floating_point]
 
+    for i, x in enumerate(learning):
+        numerical = slopes_by_differences(outputs, x, eps)
+        for o, output in enumerate(outputs()):
+            for k, analytical in enumerate(rows_of_derivative(output, x)):
+                for slope, a in zip(numerical, analytical):
+                    n = slope[o][k]
+                    if abs(a - n) <= atol + rtol * abs(n):
+                        continue
+                    if not raise_exception:
+                        return False
+                    raise GradcheckError(
+                        f"Jacobian mismatch for output {o} with respect to input {i},\n"
+                        f"numerical:{n}\nanalytical:{a}\n"
+                    )
+    return True
+
+
+def slopes_by_differences(outputs: Callable, x: Tensor, eps: float) -> list[list[list[float]]]:
+    "For each number of x how fast each number of each output grows with it."
+
     def numbers() -> list[list]:
         with no_grad():
-            return [list(x.flat()) for x in outputs()]
+            return [list(output.flat()) for output in outputs()]
 
-    for i, x in enumerate(differentiated):
-        values = list(x.flat())
-        slopes = []  # one per number of x: ∂output/∂x, by differences
-        for place, middle in enumerate(values):
-            sides = []
-            for moved in (middle + eps, middle - eps):
-                x.write([*values[:place], moved, *values[place + 1 :]])
-                sides.append(numbers())
-            slopes.append(
-                [[(up - down) / (2 * eps) for up, down in zip(*ends)] for ends in zip(*sides)]
-            )
-        x.write(values)
-        for o, output in enumerate(outputs()):
-            for k in range(output.shape.numel()):
-                start = [0.0] * output.shape.numel()
-                start[k] = 1.0
-                found = [None]
-                if output.requires_grad:
-                    found = walk_back([output], [start], True, [x])
-                analytical = found[0] or [0.0] * len(values)
-                for a, slope in zip(analytical, slopes):
-                    if not abs(a - slope[o][k]) <= atol + rtol * abs(slope[o][k]):
-                        if not raise_exception:
-                            return False
-                        raise GradcheckError(
-                            f"Jacobian mismatch for output {o} with respect to input {i},\n"
-                            f"numerical:{slope[o][k]}\nanalytical:{a}\n"
-                        )
-    return True
+    values = list(x.flat())
+    slopes = []
+    for place, middle in enumerate(values):
+        sides = []
+        for moved in (middle + eps, middle - eps):
+            x.write([*values[:place], moved, *values[place + 1 :]])
+            sides.append(numbers())
+        slopes.append(
+            [[(up - down) / (2 * eps) for up, down in zip(*ends)] for ends in zip(*sides)]
+        )
+    x.write(values)
+    return slopes
+
+
+def rows_of_derivative(output: Tensor, x: Tensor) -> list[list[float]]:
+    "∂output/∂x, a row for each number of the output."
+    n = output.shape.numel()
+    rows = []
+    for k in range(n):
+        gradient = None
+        if output.requires_grad:
+            start = [float(i == k) for i in range(n)]
+            (gradient,) = walk_to([x], [output], [start], True)
+        rows.append(gradient or [0.0] * x.shape.numel())
+    return rows

@@ -48,27 +48,25 @@ def read(data: object) -> tuple[list, tuple, dtype | None]:
         return [data], (), kind
     if isinstance(data, str) or not hasattr(data, "__len__"):
         raise TypeError(f"new(): invalid data type '{type(data).__name__}'")
-    if not len(data):
-        return [], (0,), None
+    return read_rows(data) if len(data) else ([], (0,), None)
+
+
+def read_rows(data: Sequence) -> tuple[list, tuple, dtype | None]:
+    "The same of a list whose items have one shape."
     values: list = []
     first = None
-    kinds = set()
+    found = None
     for i, item in enumerate(data):
-        numbers, shape, its = read(item)
+        numbers, shape, kind = read(item)
         if first is None:
             first = shape
         elif shape != first:
-            if len(shape) and len(first):
-                raise ValueError(
-                    f"expected sequence of length {first[0]} at dim 1 (got {shape[0]})"
-                )
-            raise ValueError(f"only one element tensors can be converted, at place {i}")
-        if its is not None:
-            kinds.add((its, isinstance(item, Tensor)))
+            if not shape or not first:
+                raise ValueError(f"only one element tensors can be converted, at place {i}")
+            raise ValueError(f"expected sequence of length {first[0]} at dim 1 (got {shape[0]})")
+        if kind is not None and kind is not found:
+            found = kind if found is None else promote_types(found, kind)
         values.extend(numbers)
-    found = None
-    for its, _ in kinds:
-        found = its if found is None else promote_types(found, its)
     return values, (len(data), *first), found
 
 

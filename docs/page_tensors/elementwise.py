@@ -748,45 +748,41 @@ def clamp(input: Tensor, min: object = None, max: object = None, **others) -> Te
         refuse("clamp of bool tensors")
     if not isinstance(bounds[0], Tensor):
         return clamp_to_numbers(input, min, max, kind)
-    shape = input.shape
-    for b in bounds:
-        shape = broadcast_two(shape, b.shape)
+    return clamp_to_tensors(input, min, max, kind)
 
-    def spread(a: Tensor) -> list:
+
+def clamp_to_tensors(input: Tensor, min: Tensor | None, max: Tensor | None, kind: dtype) -> Tensor:
+    "The nearest number between two others, one pair for each; either may be missing."
+    bounds = [b for b in (min, max) if b is not None]
+    shape = broadcast_shapes(input.shape, *(b.shape for b in bounds))
+
+    def spread(a: Tensor | None, missing: float) -> list:
+        if a is None:
+            return [missing] * shape.numel()
         return broadcast(cast(a.flat(), a.dtype, kind), a.shape, shape)
 
-    x = spread(input)
-    low = high = None
-    values = x
-    if min is not None:
-        low = spread(min)
-        values = numbers.larger_of(values, low)
-    if max is not None:
-        high = spread(max)
-        values = numbers.smaller_of(values, high)
-    out = make(values, shape, kind)
+    x = spread(input, 0)
+    low, high = spread(min, -math.inf), spread(max, math.inf)
+    values = numbers.smaller_of(numbers.larger_of(x, low), high)
+    out = make(values if kind.category == FLOAT else list(map(int, values)), shape, kind)
     if kind.category == FLOAT and wants_gradient(input, min, max):
 
         def pull(g):
-            inside = g
-            to_low = to_high = None
-            if low is not None:
-                inside = [gi if xi >= b else 0.0 for gi, xi, b in zip(inside, x, low)]
-                to_low = [gi if xi < b else 0.0 for gi, xi, b in zip(g, x, low)]
-            if high is not None:
-                inside = [gi if xi <= b else 0.0 for gi, xi, b in zip(inside, x, high)]
-                to_high = [gi if xi > b else 0.0 for gi, xi, b in zip(g, x, high)]
-            if low is not None and high is not None:
-                to_low = [gi if a < b else 0.0 for gi, a, b in zip(to_low, low, high)]
-                to_high = [gi if b < a or xi > b else 0.0 for gi, xi, a, b in zip(g, x, low, high)]
-            gradients = [sum_to(inside, shape, input.shape)]
-            for b, gradient in ((min, to_low), (max, to_high)):
-                is_asked = isinstance(b, Tensor) and b.requires_grad
-                gradients.append(sum_to(gradient, shape, b.shape) if is_asked else None)
-            return gradients
+            inside = [gi if a <= xi <= b else 0.0 for gi, xi, a, b in zip(g, x, low, high)]
+            below = [gi if xi < a < b else 0.0 for gi, xi, a, b in zip(g, x, low, high)]
+            above = [gi if b < a or xi > b else 0.0 for gi, xi, a, b in zip(g, x, low, high)]
+            return [
+                sum_to(gradient, shape, tensor.shape) if wants_part(tensor) else None
+                for gradient, tensor in ((inside, input), (below, min), (above, max))
+            ]
 
         record(out, "Clamp", (input, min, max), pull, (input, *bounds))
     return out
+
+
+def wants_part(x: object) -> bool:
+    "Is a gradient of this operand asked for?"
+    return isinstance(x, Tensor) and x.requires_grad
 
 
 def clamp_to_numbers(input: Tensor, min: object, max: object, kind: dtype) -> Tensor:

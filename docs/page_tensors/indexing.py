@@ -1,7 +1,7 @@
 """x[…]: numbers, slices, None and … make views; tensors and lists of places make copies.
 
-Reading is `get`, writing `put`. `take_apart` gives every index the dimensions it belongs to; first
-numbers, slices and None are worked off as a view, then the tensors pick from what is left.
+Reading is `get`, writing `put`. `Reading` gives every index the dimension it belongs to: numbers,
+slices and None make a view, tensors pick from what is left.
 """
 
 import math
@@ -78,80 +78,105 @@ def as_index_tensor(x: object) -> Tensor:
     return made
 
 
-def take_apart(input: Tensor, key: object) -> tuple[list, list, int, int, dict[int, Tensor], str]:
-    """Work off numbers, slices and None.
-
-    Returns the shape and strides that are left, where they begin, the same counted in the order of
-    `input`, the tensors that pick from them by dimension, and the name of the operation.
-    """
+def one_item_per_dimension(ndim: int, key: object) -> list:
+    "What stands in the brackets, with whole slices for … and for what is not mentioned."
     items = list(key) if isinstance(key, tuple) else [key]
-    taken = 0
-    for item in items:
-        if item is None or item is Ellipsis or isinstance(item, bool):
-            continue
-        is_mask = isinstance(item, Tensor) and item.dtype is bool_
-        taken += item.ndim if is_mask else 1
-    missing = input.ndim - taken
-    if missing < 0:
-        raise IndexError(f"too many indices for tensor of dimension {input.ndim}")
-    at = [i for i, item in enumerate(items) if item is Ellipsis]
-    if not at:
-        items += [slice(None)] * missing
-    else:
-        items[at[0] : at[0] + 1] = [slice(None)] * missing
-        if any(item is Ellipsis for item in items):
-            raise IndexError("an index can only have a single ellipsis ('...')")
-    own_strides = contiguous_strides(input.shape)
-    shape: list[int] = []
-    strides: list[tuple[int, int]] = []  # in the storage, and in the order of the input
-    start = own_start = 0
-    dim = 0
-    picks: dict[int, Tensor] = {}
-    name = "Alias"
-    for item in items:
+    mentioned = 0
+    dots = []
+    for i, item in enumerate(items):
+        if item is Ellipsis:
+            dots.append(i)
+        elif item is not None and not isinstance(item, bool):
+            is_mask = isinstance(item, Tensor) and item.dtype is bool_
+            mentioned += item.ndim if is_mask else 1
+    if mentioned > ndim:
+        raise IndexError(f"too many indices for tensor of dimension {ndim}")
+    if len(dots) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    at = dots[0] if dots else len(items)
+    items[at : at + len(dots)] = [slice(None)] * (ndim - mentioned)
+    return items
+
+
+class Reading:
+    """What an index reads: a view, by numbers, slices and None, and tensors that pick from it.
+
+    A place is counted twice: in the storage, for the view, and in the order of the tensor, for its
+    gradient. So each stride and each start is a pair.
+    """
+
+    def __init__(self, input: Tensor, key: object):
+        self.input = input
+        self.steps = list(zip(input.strides, contiguous_strides(input.shape)))
+        self.dim = 0  # the next dimension of the input
+        self.shape: list[int] = []
+        self.strides: list[tuple[int, int]] = []
+        self.start = (0, 0)
+        self.picks: dict[int, Tensor] = {}  # by dimension of the view
+        self.name = "Alias"
+        for item in one_item_per_dimension(input.ndim, key):
+            self.take(item)
+
+    def take(self, item: object) -> None:
         if item is None:
-            shape.append(1)
-            strides.append((0, 0))
-            name = "Unsqueeze"
+            self.keep(1, (0, 0))
+            self.name = "Unsqueeze"
         elif isinstance(item, bool):
             refuse("an index True or False")
         elif isinstance(item, slice):
-            size, step = input.shape[dim], input.strides[dim]
-            first, last, by = slice_numbers(item).indices(size)
-            if by <= 0:
-                raise ValueError("step must be greater than zero")
-            start += first * step if first < last else 0
-            own_start += first * own_strides[dim] if first < last else 0
-            shape.append(len(range(first, last, by)))
-            strides.append((by * step, by * own_strides[dim]))
-            if item != slice(None):
-                name = "Slice"
-            dim += 1
+            self.take_slice(item)
         elif isinstance(item, Tensor | list | tuple | range) and not is_number(item):
-            tensor = as_index_tensor(item)
-            if tensor.dtype is bool_:
-                for d, size in enumerate(tensor.shape):
-                    if size != input.shape[dim + d]:
-                        raise IndexError(
-                            f"The shape of the mask {list(tensor.shape)} at index {d} does not "
-                            f"match the shape of the indexed tensor {list(input.shape)} at index "
-                            f"{dim + d}"
-                        )
-                found = nonzero(tensor, as_tuple=True)
-            else:
-                found = (tensor,)
-            for one in found:
-                picks[len(shape)] = one
-                shape.append(input.shape[dim])
-                strides.append((input.strides[dim], own_strides[dim]))
-                dim += 1
+            self.take_tensor(as_index_tensor(item))
         else:
-            i = in_range(as_index(item), input.shape[dim], dim)
-            start += i * input.strides[dim]
-            own_start += i * own_strides[dim]
-            name = "Select"
-            dim += 1
-    return shape, strides, start, own_start, picks, name
+            i = in_range(as_index(item), self.input.shape[self.dim], self.dim)
+            self.move(i)
+            self.dim += 1
+            self.name = "Select"
+
+    def keep(self, size: int, stride: tuple[int, int]) -> None:
+        self.shape.append(size)
+        self.strides.append(stride)
+
+    def move(self, places: int) -> None:
+        "Begin so many places further along the present dimension."
+        stored, own = self.steps[self.dim]
+        self.start = (self.start[0] + places * stored, self.start[1] + places * own)
+
+    def take_slice(self, item: slice) -> None:
+        ends = (item.start, item.stop, item.step)  # they may be tensors without dimensions
+        numbers = slice(*(None if x is None else as_index(x) for x in ends))
+        first, last, by = numbers.indices(self.input.shape[self.dim])
+        if by <= 0:
+            raise ValueError("step must be greater than zero")
+        if first < last:
+            self.move(first)
+        stored, own = self.steps[self.dim]
+        self.keep(len(range(first, last, by)), (by * stored, by * own))
+        self.dim += 1
+        if item != slice(None):
+            self.name = "Slice"
+
+    def take_tensor(self, tensor: Tensor) -> None:
+        found = (tensor,)
+        if tensor.dtype is bool_:
+            sizes = self.input.shape[self.dim : self.dim + tensor.ndim]
+            if sizes != tensor.shape:
+                raise IndexError(
+                    f"The shape of the mask {list(tensor.shape)} does not match the shape of the "
+                    f"indexed tensor {list(self.input.shape)} from dimension {self.dim} on"
+                )
+            found = nonzero(tensor, as_tuple=True)
+        for one in found:
+            self.picks[len(self.shape)] = one
+            self.keep(self.input.shape[self.dim], self.steps[self.dim])
+            self.dim += 1
+
+    def places(self) -> tuple[list[int], Size]:
+        "Where the numbers lie, in the order of the tensor, and the shape of the result."
+        strides = [own for _, own in self.strides]
+        if self.picks:
+            return picked_places(self.shape, strides, self.start[1], self.picks)
+        return places(tuple(self.shape), tuple(strides), self.start[1]), Size(self.shape)
 
 
 def is_number(item: object) -> bool:
@@ -159,14 +184,8 @@ def is_number(item: object) -> bool:
     return isinstance(item, Tensor) and item.ndim == 0 and item.dtype is not bool_
 
 
-def slice_numbers(item: slice) -> slice:
-    "A slice may hold tensors without dimensions."
-    ends = (item.start, item.stop, item.step)
-    return slice(*(None if x is None else as_index(x) for x in ends))
-
-
 def picked_places(
-    shape: list, strides: list, start: int, picks: dict[int, Tensor], which: int
+    shape: list, strides: list, start: int, picks: dict[int, Tensor]
 ) -> tuple[list, Size]:
     """Where the numbers lie that tensors pick, and the shape of the result.
 
@@ -176,7 +195,7 @@ def picked_places(
     common = broadcast_shapes(*(x.shape for x in picks.values()))
     offsets = [start] * common.numel()
     for dim, x in picks.items():
-        size, stride = shape[dim], strides[dim][which]
+        size, stride = shape[dim], strides[dim]
         for i, place in enumerate(broadcast(x.flat(), x.shape, common)):
             if not -size <= place < size:
                 raise IndexError(
@@ -189,8 +208,8 @@ def picked_places(
     kept = [d for d in range(len(shape)) if d not in picks]
     before = [d for d in kept if d < at]
     after = [d for d in kept if d >= at]
-    where = places(tuple(shape[d] for d in before), tuple(strides[d][which] for d in before), 0)
-    rest = places(tuple(shape[d] for d in after), tuple(strides[d][which] for d in after), 0)
+    where = places(tuple(shape[d] for d in before), tuple(strides[d] for d in before), 0)
+    rest = places(tuple(shape[d] for d in after), tuple(strides[d] for d in after), 0)
     if rest == [0]:
         found = [b + o for b in where for o in offsets]
     else:
@@ -204,22 +223,18 @@ def get(input: Tensor, key: object) -> Tensor:
     "x[key]."
     if key.__class__ is int and input.ndim:
         return select(input, 0, key)
-    shape, strides, start, own_start, picks, name = take_apart(input, key)
-    if not picks:
-        own = [own for _, own in strides], own_start
-        return sub_view(input, name, shape, [stride for stride, _ in strides], start, own)
-    where, size = picked_places(shape, strides, own_start, picks, 1)
-    return picked(input, where, size, "Index", *picks.values())
+    reading = Reading(input, key)
+    if reading.picks:
+        where, size = reading.places()
+        return picked(input, where, size, "Index", *reading.picks.values())
+    stored = [stride for stride, _ in reading.strides]
+    own = [stride for _, stride in reading.strides], reading.start[1]
+    return sub_view(input, reading.name, reading.shape, stored, reading.start[0], own)
 
 
 def put(input: Tensor, key: object, value: object) -> None:
     "x[key] = value."
-    shape, strides, _, own_start, picks, _ = take_apart(input, key)
-    if picks:
-        where, size = picked_places(shape, strides, own_start, picks, 1)
-    else:
-        size = Size(shape)
-        where = places(size, tuple(own for _, own in strides), own_start)
+    where, size = Reading(input, key).places()
     new, new_shape, new_kind = numbers_of(value) or refuse(f"x[…] = {type(value).__name__}")
     while len(new_shape) > len(size) and new_shape[0] == 1:
         new_shape = new_shape[1:]
@@ -232,26 +247,23 @@ def put(input: Tensor, key: object, value: object) -> None:
     values = list(input.flat())
     for place, x in zip(where, new):
         values[place] = x
-    is_asked = wants_gradient(input, value)
-    if is_asked and len(set(where)) < len(where):
-        refuse("x[places] = values, with a gradient and a place that appears twice")
     result = make(values, input.shape, input.dtype)
-    if is_asked:
-        n = len(values)
-
-        def pull(g):
-            kept = list(g)
-            for place in where:
-                kept[place] = 0.0
-            own = None
-            if isinstance(value, Tensor) and value.requires_grad:
-                own = sum_to([g[place] for place in where], size, value.shape)
-            return kept, own
-
-        record(result, "CopySlices", (input, value), pull)
-        if n == 0:
-            return
+    if wants_gradient(input, value):
+        if len(set(where)) < len(where):
+            refuse("x[places] = values, with a gradient and a place that appears twice")
+        record(result, "CopySlices", (input, value), lambda g: put_gradients(g, where, size, value))
     adopt(input, result)
+
+
+def put_gradients(g: list, where: list[int], size: Size, value: object) -> tuple[list, list | None]:
+    "Of x[…] = value: 0 for what was written over, and what stands there for the value."
+    kept = list(g)
+    for place in where:
+        kept[place] = 0.0
+    own = None
+    if isinstance(value, Tensor) and value.requires_grad:
+        own = sum_to([g[place] for place in where], size, value.shape)
+    return kept, own
 
 
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor, **others) -> Tensor:

@@ -251,34 +251,35 @@ def norm(
             f"{type_word(input.dtype)}"
         )
     lines, rows = lines_of(input, dim)
-
-    def of(row: list) -> float:
-        if p == 1:
-            return total(map(abs, row))
-        if p == 2:
-            return math.sqrt(total(map(mul, row, row)))
-        return extreme(list(map(abs, row)), max)
-
-    values = input.dtype.keep(list(map(of, rows)))
+    values = input.dtype.keep([line_norm(row, p) for row in rows])
     out = make(values, lines.shape(keepdim), input.dtype)
     if wants_gradient(input):
 
         def pull(g):
-            slopes = []
-            for gi, row, value in zip(g, rows, values):
-                if p == 1:
-                    slopes.append([gi * numbers.same_sign(x) for x in row])
-                elif p == 2:
-                    slopes.append([gi * x / value if value else 0.0 for x in row])
-                else:
-                    ties = sum(abs(x) == value for x in row)
-                    slopes.append(
-                        [gi / ties * numbers.same_sign(x) if abs(x) == value else 0.0 for x in row]
-                    )
-            return (lines.join(slopes),)
+            scales = zip(g, rows, values)
+            return (lines.join([norm_slopes(gi, row, value, p) for gi, row, value in scales]),)
 
         record(out, "LinalgVectorNorm", (input,), pull, (input, out))
     return out
+
+
+def line_norm(line: list, p: float) -> float:
+    "(Σ |x|ᵖ)^(1/p) for p = 1, 2 or inf."
+    if p == 1:
+        return total(map(abs, line))
+    if p == 2:
+        return math.sqrt(total(map(mul, line, line)))
+    return extreme(list(map(abs, line)), max)
+
+
+def norm_slopes(g: float, line: list, value: float, p: float) -> list:
+    "The gradient of a line from that of its norm."
+    if p == 1:
+        return [g * numbers.same_sign(x) for x in line]
+    if p == 2:
+        return [g * x / value if value else 0.0 for x in line]
+    ties = sum(abs(x) == value for x in line)
+    return [g / ties * numbers.same_sign(x) if abs(x) == value else 0.0 for x in line]
 
 
 # --- extremes ---------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ The derivative of a view puts each number of the gradient back to the place it w
 """
 
 from collections.abc import Sequence
-from itertools import chain
 from math import prod
 
 from .autograd import record, wants_gradient
@@ -393,23 +392,18 @@ def pick_rows(input: Tensor, dim: int, rows: Sequence[int], name: str, *reads: T
 
 
 # --- several tensors --------------------------------------------------------------------------
-def cat(tensors: Sequence[Tensor], dim: int = 0, **others) -> Tensor:
-    "One after the other along a dimension that they have."
-    refuse_keywords("cat", others)
-    tensors = list(tensors)
-    if not tensors:
-        raise RuntimeError("torch.cat(): expected a non-empty list of Tensors")
+def common_dtype(tensors: Sequence[Tensor]) -> dtype:
+    "The type that holds the numbers of all."
     kind = tensors[0].dtype
     for x in tensors[1:]:
         kind = promote_types(kind, x.dtype)
-    full = [x for x in tensors if x.shape != (0,)] or tensors[:1]
-    if len(full) < len(tensors) and len(full[0].shape) != 1:
-        refuse("cat with an empty tensor of another shape")
-    first = full[0]
-    if first.ndim == 0:
-        raise RuntimeError("zero-dimensional tensor (at position 0) cannot be concatenated")
-    dim = one_dim(dim, first.ndim)
-    for i, x in enumerate(full):
+    return kind
+
+
+def check_sizes_beside(dim: int, tensors: Sequence[Tensor]) -> None:
+    "Refuse tensors that cannot stand one after the other."
+    first = tensors[0]
+    for i, x in enumerate(tensors):
         if x.ndim != first.ndim:
             raise RuntimeError(
                 f"Tensors must have same number of dimensions: got {first.ndim} and {x.ndim}"
@@ -420,32 +414,53 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, **others) -> Tensor:
                     f"Sizes of tensors must match except in dimension {dim}. Expected size "
                     f"{first.shape[d]} but got size {x.shape[d]} for tensor number {i} in the list."
                 )
+
+
+def interleaved(flats: Sequence[list], widths: Sequence[int], rows: int) -> list:
+    "A piece of each in turn, row by row."
+    values: list = []
+    for r in range(rows):
+        for flat, width in zip(flats, widths):
+            values += flat[r * width : r * width + width]
+    return values
+
+
+def taken_apart(g: list, widths: Sequence[int], rows: int) -> list[list]:
+    "The way back of `interleaved`."
+    step = sum(widths)
+    parts = []
+    start = 0
+    for width in widths:
+        part: list = []
+        for r in range(rows):
+            part += g[r * step + start : r * step + start + width]
+        parts.append(part)
+        start += width
+    return parts
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0, **others) -> Tensor:
+    "One after the other along a dimension that they have."
+    refuse_keywords("cat", others)
+    tensors = list(tensors)
+    if not tensors:
+        raise RuntimeError("torch.cat(): expected a non-empty list of Tensors")
+    kind = common_dtype(tensors)
+    full = [x for x in tensors if x.shape != (0,)] or tensors[:1]
+    first = full[0]
+    if len(full) < len(tensors) and first.ndim != 1:
+        refuse("cat with an empty tensor of another shape")
+    if first.ndim == 0:
+        raise RuntimeError("zero-dimensional tensor (at position 0) cannot be concatenated")
+    dim = one_dim(dim, first.ndim)
+    check_sizes_beside(dim, full)
     rows = prod(first.shape[:dim])
     widths = [prod(x.shape[dim:]) for x in full]
-    flats = [cast(x.flat(), x.dtype, kind) for x in full]
-    pieces = [
-        flat[r * width : r * width + width]
-        for r in range(rows)
-        for flat, width in zip(flats, widths)
-    ]
-    shape = list(first.shape)
-    shape[dim] = sum(x.shape[dim] for x in full)
-    out = make(list(chain.from_iterable(pieces)), shape, kind)
+    values = interleaved([cast(x.flat(), x.dtype, kind) for x in full], widths, rows)
+    length = sum(x.shape[dim] for x in full)
+    out = make(values, [*first.shape[:dim], length, *first.shape[dim + 1 :]], kind)
     if wants_gradient(*full):
-        total = sum(widths)
-
-        def pull(g):
-            gradients = []
-            start = 0
-            for width in widths:
-                rows_of_one = [
-                    g[r * total + start : r * total + start + width] for r in range(rows)
-                ]
-                gradients.append(list(chain.from_iterable(rows_of_one)))
-                start += width
-            return gradients
-
-        record(out, "Cat", full, pull)
+        record(out, "Cat", full, lambda g: taken_apart(g, widths, rows))
     return out
 
 
@@ -463,34 +478,13 @@ def stack(tensors: Sequence[Tensor], dim: int = 0, **others) -> Tensor:
                 f"stack expects each tensor to be equal size, but got {list(first.shape)} at entry "
                 f"0 and {list(x.shape)} at entry {i}"
             )
-    kind = first.dtype
-    for x in tensors[1:]:
-        kind = promote_types(kind, x.dtype)
-    width = prod(first.shape[dim:])
+    kind = common_dtype(tensors)
+    widths = [prod(first.shape[dim:])] * len(tensors)
     rows = prod(first.shape[:dim])
-    flats = [cast(x.flat(), x.dtype, kind) for x in tensors]
-    if width == 1:
-        values = list(chain.from_iterable(zip(*flats)))
-    else:
-        values = []
-        for r in range(rows):
-            for flat in flats:
-                values.extend(flat[r * width : r * width + width])
-    shape = [*first.shape[:dim], len(tensors), *first.shape[dim:]]
-    out = make(values, shape, kind)
+    values = interleaved([cast(x.flat(), x.dtype, kind) for x in tensors], widths, rows)
+    out = make(values, [*first.shape[:dim], len(tensors), *first.shape[dim:]], kind)
     if wants_gradient(*tensors):
-        n = len(tensors)
-
-        def pull(g):
-            if width == 1:
-                return [g[i::n] for i in range(n)]
-            gradients = []
-            for i in range(n):
-                own = [g[(r * n + i) * width : (r * n + i + 1) * width] for r in range(rows)]
-                gradients.append(list(chain.from_iterable(own)))
-            return gradients
-
-        record(out, "Stack", tensors, pull)
+        record(out, "Stack", tensors, lambda g: taken_apart(g, widths, rows))
     return out
 
 

@@ -31,29 +31,31 @@ def assert_close(
         return
     if isinstance(actual, Tensor) != isinstance(expected, Tensor):
         refuse("testing.assert_close of a tensor and a number")
-    a, b = as_tensor(actual), as_tensor(expected)
-    if a.shape != b.shape:
-        raise AssertionError(
-            msg or f"The values for attribute 'shape' do not match: {a.shape} != {b.shape}."
-        )
-    if a.dtype is not b.dtype:
-        if check_dtype:
-            raise AssertionError(
-                msg or f"The values for attribute 'dtype' do not match: {a.dtype} != {b.dtype}."
-            )
-        refuse("testing.assert_close(check_dtype=False) of two types")
     if (rtol is None) != (atol is None):
         raise ValueError("rtol and atol must both be specified or both be unspecified")
+    words = gap(as_tensor(actual), as_tensor(expected), rtol, atol, equal_nan, check_dtype)
+    if words is not None:
+        raise AssertionError(msg or words)
+
+
+def gap(
+    a: Tensor, b: Tensor, rtol: float | None, atol: float | None, equal_nan: bool, check_dtype: bool
+) -> str | None:
+    "In words how two tensors differ, or None."
+    if a.shape != b.shape:
+        return f"The values for attribute 'shape' do not match: {a.shape} != {b.shape}."
+    if a.dtype is not b.dtype:
+        if not check_dtype:
+            refuse("testing.assert_close(check_dtype=False) of two types")
+        return f"The values for attribute 'dtype' do not match: {a.dtype} != {b.dtype}."
     if rtol is None:
         rtol, atol = TOLERANCES.get(a.dtype.name, (0.0, 0.0))
     near = isclose(a, b, rtol, atol, equal_nan).flat()
-    if not all(near):
-        off = near.count(False)
-        raise AssertionError(
-            msg
-            or f"Tensor-likes are not close!\n\nMismatched elements: {off} / {len(near)} "
-            f"({off / len(near):.1%})\n"
-        )
+    off = near.count(False)
+    if not off:
+        return None
+    share = f"{off} / {len(near)} ({off / len(near):.1%})"
+    return f"Tensor-likes are not close!\n\nMismatched elements: {share}\n"
 
 
 def __getattr__(name: str):

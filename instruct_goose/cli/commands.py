@@ -7,7 +7,7 @@ __all__ = ['Loaded', 'Conversation', 'FOUND', 'Writing', 'SampleConfig', 'load_m
            'run_sample', 'responses_of', 'run_settings', 'template_arguments', 'stops_of', 'check_words', 'ChatConfig',
            'run_chat', 'new_conversations', 'next_line', 'PrintableStreamer', 'stream_answer', 'MergeConfig',
            'run_merge', 'ProbeConfig', 'run_ladder', 'settings_to_probe', 'DoctorConfig', 'run_doctor',
-           'ExercisesConfig', 'run_exercises']
+           'findings_on_run', 'ExercisesConfig', 'run_exercises']
 
 # %% ../../nbs/reference/cli/commands.ipynb #d2de016d
 import json
@@ -23,10 +23,11 @@ from tyro.conf import Positional
 
 from .. import exercises
 from ..core.checks import Count, json_object, Positive, Seed, Settings, Threads
-from ..core.files import printable, read_json, text_table
+from ..core.files import printable, read_json, require_any_log, text_table
 from ..core.random import torch_threads
 from ..config import RLHFConfig
 from ..doctor.diagnosis import diagnose, OF_THE_BUILT_IN_LOSS, report
+from ..doctor.libraries import diagnose_log, read_log, report_log
 from ..doctor.report import read_run, RunRecord
 from ..doctor.rules import Finding, trainer_config
 from instruct_goose.models.loading import (
@@ -411,7 +412,7 @@ def settings_to_probe(record: RunRecord, place: str) -> RLHFConfig:
 class DoctorConfig(Settings):
     "Read the metrics of a run and name what looks wrong."
 
-    run_dir: Positional[Path]  # a run directory: it holds metrics.jsonl
+    run_dir: Positional[Path]  # a run directory, or a log of TRL, verl, OpenRLHF or torchtune
     json: bool = False  # print a list of findings for a program to read
     strict: bool = False  # end with status 3 for warnings, too
 
@@ -422,27 +423,39 @@ FOUND = 3  # the exit status of a doctor who has found an error
 def run_doctor(config: DoctorConfig) -> list[Finding]:
     """Print the findings of the doctor on a run, and return them.
 
-    Exits with FOUND if there is an error among them, with `strict` also for a warning. Raises
-    ValueError for damaged metrics.
+    A file, or the trainer_state.json of a directory without our metrics, is a log of another
+    library. Exits with FOUND if there is an error among the findings, with `strict` also for a
+    warning. Raises ValueError for damaged metrics, and as `read_log`.
     """
-    run = read_run(config.run_dir)
+    path = require_any_log(config.run_dir)
+    if path.name == "metrics.jsonl":
+        findings, text = findings_on_run(path.parent)
+    else:
+        log = read_log(path)
+        findings = diagnose_log(log)
+        text = report_log(log, findings)
+    if config.json:
+        rows = [asdict(finding) for finding in findings]
+        text = json.dumps(rows, ensure_ascii=False, indent=1)
+    print(text)
+    if any(config.strict or finding.severity == "error" for finding in findings):
+        sys.exit(FOUND)
+    return findings
+
+
+def findings_on_run(run_dir: Path) -> tuple[list[Finding], str]:
+    "Ask the doctor about one of our runs: the findings, and the report as text."
+    run = read_run(run_dir)
     settings = run.summary | run.config
     try:
         findings = diagnose(run.metrics, settings, run.tokens)
     except (ValueError, TypeError) as e:
-        raise ValueError(f"{config.run_dir}/metrics.jsonl: {e}") from None
-    if config.json:
-        rows = [asdict(finding) for finding in findings]
-        print(json.dumps(rows, ensure_ascii=False, indent=1))
-    else:
-        notes = list(run.notes)
-        if run.config.get("own_loss"):
-            rules = ", ".join(OF_THE_BUILT_IN_LOSS)
-            notes.append(f"The trainer's loss is its own. Not looked for: {rules}.")
-        print("\n".join([*notes, report(findings, run.metrics, run.tokens, settings)]))
-    if any(config.strict or finding.severity == "error" for finding in findings):
-        sys.exit(FOUND)
-    return findings
+        raise ValueError(f"{run_dir}/metrics.jsonl: {e}") from None
+    notes = list(run.notes)
+    if run.config.get("own_loss"):
+        rules = ", ".join(OF_THE_BUILT_IN_LOSS)
+        notes.append(f"The trainer's loss is its own. Not looked for: {rules}.")
+    return findings, "\n".join([*notes, report(findings, run.metrics, run.tokens, settings)])
 
 # %% ../../nbs/reference/cli/commands.ipynb #e8e5c0a2
 @dataclass

@@ -46,6 +46,7 @@ from instruct_goose.core.files import (
     printable,
     read_json,
     replace_unprintable,
+    require_any_log,
     require_log,
     require_model_place,
     require_python_file,
@@ -159,7 +160,7 @@ def load_exercises() -> tuple[type, Callable]:
 
     return ExercisesConfig, run_exercises
 
-
+# %% ../../nbs/guides/command_line.ipynb #e650fc20
 def require_reward(place: str) -> None:
     "Raises FileNotFoundError for FILE.py:FUNCTION without its file."
     require_python_file(place, "--reward")
@@ -176,6 +177,7 @@ OWN_DATA = {
     "eval_data": require_rows_file,
 }
 
+# %% ../../nbs/guides/command_line.ipynb #cd5ed753
 COMMANDS = {
     "quickstart": Command(
         "RLHF end to end on film reviews made by a grammar: every setting of the run.",
@@ -217,6 +219,10 @@ COMMANDS = {
         load_kto,
         OWN_DATA,
     ),
+}
+
+# %% ../../nbs/guides/command_line.ipynb #3f9342bb
+COMMANDS |= {
     "recipe": Command(
         "Train a real model, out of a package or from the Hub: `recipe LIST` says what there is.",
         load_recipe,
@@ -236,6 +242,10 @@ COMMANDS = {
         load_merge,
         {"run_dir": require_model_place},
     ),
+}
+
+# %% ../../nbs/guides/command_line.ipynb #a9114cd9
+COMMANDS |= {
     "probe": Command(
         "Try a trainer on seven tiny tasks whose answers are known.",
         load_probe,
@@ -244,7 +254,7 @@ COMMANDS = {
     "doctor": Command(
         "Read the metrics of a run and name what looks wrong.",
         load_doctor,
-        {"run_dir": require_log},
+        {"run_dir": require_any_log},
     ),
     "report": Command(
         "One page of a run: figures, curves, samples, findings, and a microscope on its tokens.",

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SMOLLM_NAMES', 'printable', 'text_table', 'require_model_place', 'require_rows_file', 'require_rated_texts',
-           'require_python_file', 'require_settings_file', 'require_log', 'remove_unfinished', 'locked', 'close_locks',
-           'explain_write_errors', 'read_json', 'write_json', 'write_atomically', 'append_jsonl', 'json_line',
-           'sync_file', 'whole_directory', 'shown_path', 'shell_path', 'replace_unprintable', 'nan_to_none',
-           'package_version', 'versions', 'sha256']
+           'require_python_file', 'require_settings_file', 'require_any_log', 'require_log', 'remove_unfinished',
+           'locked', 'close_locks', 'explain_write_errors', 'read_json', 'write_json', 'write_atomically',
+           'append_jsonl', 'json_line', 'sync_file', 'whole_directory', 'shown_path', 'shell_path',
+           'replace_unprintable', 'nan_to_none', 'package_version', 'versions', 'sha256']
 
 # %% ../../nbs/reference/core/files.ipynb #cab15f32
 import errno
@@ -119,6 +119,20 @@ def require_settings_file(path: str | Path) -> None:
     "Raises FileNotFoundError for a file of settings that is not there."
     if not Path(path).is_file():
         raise FileNotFoundError(f"--config: no file {path} here")
+
+
+def require_any_log(place: str | Path) -> Path:
+    """Find a log: that of a run, a file of another library, or its trainer_state.json.
+
+    Raises FileNotFoundError where there is none.
+    """
+    path = Path(place)
+    if path.is_file():
+        return path
+    state = path / "trainer_state.json"
+    if state.is_file() and not (path / "metrics.jsonl").is_file():
+        return state
+    return require_log(path)
 
 
 def require_log(run_dir: str | Path) -> Path:  # metrics.jsonl

@@ -7,7 +7,7 @@ __all__ = ['TORCHRUN_VARIABLES', 'DEFAULT_TIMEOUT', 'T', 'WorkerResult', 'SECOND
            'init_processes', 'require_one_process', 'world_size', 'rank', 'find_device', 'is_main', 'rank_slice',
            'PeerFailed', 'gather_results', 'all_gather_object', 'allow_plain_types', 'serialize', 'deserialize',
            'explain_lost_peer', 'on_main', 'require_equal', 'all_reduce', 'full_tensor', 'broadcast_weights',
-           'in_processes', 'run_workers', 'run_worker', 'ProgressBar', 'counted', 'is_terminal']
+           'in_processes', 'run_workers', 'run_worker', 'ProgressBar', 'with_progress', 'is_terminal']
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00004
 import io
@@ -426,7 +426,7 @@ SECONDS_BETWEEN_LINES = 10.0
 SECONDS_UNSEEN = 1.0  # what is over sooner needs no bar
 
 
-def counted(
+def with_progress(
     items: Sequence[T],
     name: str | None,  # of a progress bar; None: no bar
 ) -> Iterator[T]:

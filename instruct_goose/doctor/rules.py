@@ -11,9 +11,9 @@ __all__ = ['KEYS', 'PART', 'LARGEST', 'Find', 'FLOAT32', 'METRIC_RULES', 'Findin
            'nll_off_entropy', 'foreign_prompts', 'charged_k1', 'Charge', 'charges', 'kl_estimate_off', 'negative_k1',
            'negative_kl', 'kl_sign', 'equal_rewards', 'no_policy_gradient', 'ratio_never_moves', 'values_stand_still',
            'ends_unseen', 'never_ends', 'policy_slopes', 'policy_loss_scale', 'value_loss_off', 'entropy_bonus_off',
-           'stale_gradients', 'advantages_of_other_rows', 'returns_are_values', 'prompts_lost', 'noisy_reward',
-           'reward_of_other_rows', 'length_is_reward', 'small_rewards', 'LargeStep', 'large_steps', 'no_clip', 'drift',
-           'reward_scale', 'entropy_collapse', 'length_collapse', 'variety_collapse']
+           'gradient_missing', 'stale_gradients', 'advantages_of_other_rows', 'returns_are_values', 'prompts_lost',
+           'noisy_reward', 'reward_of_other_rows', 'length_is_reward', 'small_rewards', 'LargeStep', 'large_steps',
+           'no_clip', 'drift', 'reward_scale', 'entropy_collapse', 'length_collapse', 'variety_collapse']
 
 # %% ../../nbs/reference/doctor/rules.ipynb #aba14d99
 import json
@@ -77,6 +77,7 @@ class Run:
         tokens: Mapping[int, Sequence[Mapping]] | None = None,  # of `read_tokens`
     ):
         self.metrics = checked_metrics(metrics)
+        self.logged = {name for row in metrics for name in row}  # also where they are always None
         self.settings = dict(settings or {})
         self.config = trainer_config(self.settings)  # None: not all settings are known
         self.tokens = tokens or {}
@@ -740,17 +741,42 @@ def policy_loss_scale(run: Run) -> str | None:
 def value_loss_off(run: Run) -> str | None:
     """∂L/∂V is vf_coef·(V − R̂): the measured gradient is the expected one.
 
-    Evidence is a median slope that is not between 0.7 and 1.4.
+    Evidence is a median slope that is not between 0.7 and 1.4, or a loss without such a gradient.
     """
+    if learns_values(run) and max(run["return_std"], default=0.0) > 1e-3:
+        missing = gradient_missing(run, "value", "vf_coef")
+        if missing is not None:
+            return missing
     return median_outside("value_gradient_scale", run["value_gradient_scale"], 0.7, 1.4)
 
 
 def entropy_bonus_off(run: Run) -> str | None:
     """∂L/∂S is −ent_coef: the measured gradient is the expected one.
 
-    Evidence is a median slope that is not between 0.7 and 1.4.
+    Evidence is a median slope that is not between 0.7 and 1.4, or a loss without such a gradient.
     """
-    return median_outside("entropy_gradient_scale", run["entropy_gradient_scale"], 0.7, 1.4)
+    missing = None
+    if run.settings.get("entropy_target") is None:
+        missing = gradient_missing(run, "entropy", "ent_coef")
+    return missing or median_outside(
+        "entropy_gradient_scale", run["entropy_gradient_scale"], 0.7, 1.4
+    )
+
+
+def gradient_missing(run: Run, part: str, coefficient: str) -> str | None:
+    """Give evidence where the loss does not depend on what a coefficient above 0 weighs.
+
+    The slope for log π is then logged, and that of the other part never.
+    """
+    weight = run.setting(coefficient)
+    if run.config is None or not weight or run[f"{part}_gradient_scale"]:
+        return None
+    measured = run["policy_gradient_scale"]
+    if len(measured) < 2 or "entropy_gradient_scale" not in run.logged:
+        return None
+    return (
+        f"the loss has no gradient for the {part} in any iteration, and {coefficient} is {weight:g}"
+    )
 
 
 def stale_gradients(run: Run) -> str | None:
@@ -1099,7 +1125,10 @@ METRIC_RULES = (
         value_loss_off,
         "error",
         "learn/09_value_loss",
-        what="the loss does not pull the values to their returns by vf_coef",
+        what=(
+            "the loss does not pull the values to their returns by vf_coef, or before the update "
+            "they are others than in the rollout"
+        ),
         cure="vf_coef·½(V − R̂)², R̂ a constant, over the tokens",
         metrics=("value_gradient_scale",),
         applies=learns_values,

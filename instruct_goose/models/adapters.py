@@ -32,7 +32,11 @@ from .families import trunk
 
 # %% ../../nbs/guides/lora.ipynb #ada90b
 class LeftOut(UserWarning):
-    "Adapters on all matrices do not reach the experts of a mixture."
+    """Adapters on all matrices do not reach the experts of a mixture.
+
+    The warning names their share of the weights; `with_lora(experts=True)` and --lora-experts
+    reach them.
+    """
 
 
 def expert_parameters(
@@ -223,7 +227,11 @@ def _adds_nothing_yet(model: PreTrainedModel) -> bool:
 
 
 def copy_sharing_frozen(model: PreTrainedModel) -> PreTrainedModel:
-    "Copy a model. With adapters, the copy shares the tensors that do not learn."
+    """Copy a model; with adapters, the copy shares the tensors that do not learn.
+
+    So the copy of a large model costs the size of its adapters. Neither may be changed in place
+    where they share.
+    """
     if not has_adapters(model):
         return copy.deepcopy(model)
     return copy.deepcopy(model, {id(p): p for p in model.parameters() if not p.requires_grad})

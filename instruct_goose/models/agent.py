@@ -46,7 +46,11 @@ from .tokens import compact
 
 # %% ../../nbs/learn/13_agent.ipynb #dc1a1a40
 class AgentOutput(NamedTuple):
-    "Logits and values at every position, 0 at padding."
+    """Logits and values at every position, 0 at padding.
+
+    What `Agent.forward` returns. The value at t is that of the state that ends with token t; the
+    logits at t are those of token t + 1.
+    """
 
     logits: Tensor  # (batch, time, vocab): of the next token, at every position
     values: Tensor  # (batch, time): of the state that ends with this token
@@ -191,7 +195,10 @@ class Agent(nn.Module):
         return layout.scatter(self.values_at(predicting_states(self.value_trunk, layout)))
 
     def values_at(self, hidden: Tensor) -> Tensor:
-        "Compute w·h + b of hidden states: (…, H) to (…), float32 or wider."
+        """Compute V = w·h + b of hidden states: (…, H) to (…).
+
+        In float32 or wider, whatever the transformer computes in.
+        """
         values = self.value_head(hidden.to(self.value_head.weight.dtype))[..., 0]
         return values.to(torch.promote_types(values.dtype, torch.float32))
 

@@ -46,7 +46,10 @@ def language_model(module: nn.Module) -> PreTrainedModel | None:
 
 
 def experts_per_token(model: PreTrainedModel | None) -> int | None:
-    "Read k, the experts that each token goes to; None for a model without experts."
+    """Read k, the number of experts that each token goes to.
+
+    From the configuration, under the names of Mixtral and of DBRX. None: a model without experts.
+    """
     if model is None:
         return None
     config: Any = model.config.get_text_config()
@@ -98,7 +101,11 @@ def _has_readable_routers(model: PreTrainedModel | None) -> bool:
 
 # %% ../../nbs/reference/models/experts.ipynb #4e872230
 class RouterRecord:
-    "The routers' logits of a module's forward passes, padding left out."
+    """The routers' logits of a module's forward passes, padding left out.
+
+    `loss` is the load-balancing loss of all passes that were made inside `record_routers`. A pass
+    that gradient checkpointing makes again is not counted twice.
+    """
 
     def __init__(self, module: nn.Module):
         self.models = set(module.modules())
@@ -132,7 +139,11 @@ _RECORD: ContextVar[RouterRecord | None] = ContextVar("_RECORD", default=None)
 
 @contextmanager
 def record_routers(module: nn.Module) -> Iterator[RouterRecord]:
-    "Record what the routers of a model say in the forward passes inside the block."
+    """Record what the routers of a model say in the forward passes inside the block.
+
+    Yields the `RouterRecord`, whose `loss` can be asked for inside the block and after it. Passes
+    of other models, and those without gradient, are left out.
+    """
     record = RouterRecord(module)
     with continue_record(record):
         yield record

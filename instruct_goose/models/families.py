@@ -62,7 +62,10 @@ def configured_context(config: PretrainedConfig) -> int | None:
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
-    "Count the rows of the embedding: every token id lies below."
+    """Count the rows of the embedding: every token id lies below.
+
+    They may be more than the tokenizer has tokens, and fewer.
+    """
     embedding: Any = model.get_input_embeddings()  # perhaps with token rows of adapters
     return len(embedding.weight)
 

@@ -438,7 +438,11 @@ def load_adapters(
 
 
 def fit_embedding(model: PreTrainedModel, directory: str | Path) -> None:
-    "Resize a base's embedding, in place, to that which adapters were saved with, if they were."
+    """Resize a base's embedding, in place, to the one that was saved with adapters.
+
+    Nothing is done where they were saved without one, or with one of the same size. The new rows
+    are not set: loading the adapters sets them.
+    """
     rows = saved_embedding_rows(model, directory)
     if rows is not None and rows != len(model.get_input_embeddings().get_parameter("weight")):
         model.resize_token_embeddings(rows, mean_resizing=False)  # the saved rows replace it
@@ -498,7 +502,10 @@ def save_merged(
 def save_atomically(
     directory: str | Path, *parts: PreTrainedModel | PreTrainedTokenizerBase
 ) -> None:
-    "Write models and tokenizers into one directory, which is found whole or not."
+    """Write models and tokenizers into one directory, which is found whole or not.
+
+    They are written beside it and renamed. Raises OSError for a place that cannot be written.
+    """
     with whole_directory(directory) as beside:
         for part in parts:
             part.save_pretrained(beside)
@@ -627,7 +634,11 @@ def as_stored(model: PreTrainedModel) -> Iterator[None]:
 
 
 def save_weights(model: PreTrainedModel, directory: str | Path) -> None:
-    "Write a model, or its adapters alone, in the precision that it was loaded from."
+    """Write a model, or its adapters alone, in the precision that it was loaded from.
+
+    A model that was stored in bfloat16 learns in float32 and is stored in bfloat16 again. Adapters
+    stay as they are.
+    """
     stored = getattr(model.config, "dtype", None)
     with as_stored(model):
         model.save_pretrained(directory)

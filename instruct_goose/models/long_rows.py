@@ -36,7 +36,7 @@ def cut_row(row: Row, limit: int) -> list[Side]:
 
 # %% ../../nbs/reference/models/long_rows.ipynb #470b6d1c
 class RowsTooLong(UserWarning):
-    "Some rows are too long, and are cut or left out."
+    "Some rows are too long: so many are cut or left out, as long_rows says."
 
 
 def fit_row(

@@ -58,7 +58,11 @@ def forward_pass(
 
 # %% ../../nbs/reference/models/response.ipynb #335d67e1
 class Layout(NamedTuple):
-    "Query and response as one sequence, and the way back to the caller's layout."
+    """Query and response as one sequence, and the way back to the caller's layout.
+
+    The caller has (B, Q) and (B, T), padded on either side; here a row is its real tokens, padded
+    on the right, so that padding costs as little as it can.
+    """
 
     ids: Tensor  # (B, S), S tokens in the longest row
     mask: Tensor  # (B, S)

@@ -28,7 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..core.processes import counted
+from ..core.processes import with_progress
 from .adapters import has_adapters, merge_adapters
 from instruct_goose.models.families import (
     check_causal,
@@ -67,7 +67,10 @@ def pairwise_loss(
 
 # %% ../../nbs/learn/14_reward_model.ipynb #7c4e4960
 class PairwiseLoss(nn.Module):
-    "The mean of `pairwise_loss` over a batch, as a module."
+    """The mean of `pairwise_loss` over a batch, as a module.
+
+    −mean log σ(r(x) − r(y) − margin): Ouyang et al. (2022), eq. 1.
+    """
 
     def forward(
         self,
@@ -212,6 +215,11 @@ class RewardModel(nn.Module):
         config = copy.deepcopy(lm.config)
         weight = next(lm.parameters())
         config.num_labels = 1
+        if type(config) not in AutoModelForSequenceClassification._model_mapping:
+            raise ValueError(
+                f"a reward model is one of transformers' sequence classifiers, and there is none "
+                f"for {type(lm).__name__}: make it of a model of another family"
+            )
         with torch.random.fork_rng(devices=[]):  # these weights are overwritten at once
             model = AutoModelForSequenceClassification.from_config(config, dtype=weight.dtype)
         model.config.dtype = lm.config.dtype  # in which it is stored
@@ -377,7 +385,7 @@ def score_in_batches(
     filling = readable_pad_id(tokenizer, vocabulary)
     scores = [0.0] * len(rows)
     with eval_mode(model), torch.no_grad():
-        for start in counted(range(0, len(order), batch_size), desc):
+        for start in with_progress(range(0, len(order), batch_size), desc):
             batch = order[start : start + batch_size]
             ids, mask = pad([rows[i] for i in batch], filling)
             batch_scores = score(ids.to(model.device), mask.to(model.device)).tolist()
@@ -484,7 +492,10 @@ def log_odds(logits: Float[Tensor, "batch label"], label: int) -> Float[Tensor, 
 
 # %% ../../nbs/learn/14_reward_model.ipynb #41ea1467
 class CutTexts(UserWarning):
-    "Texts are longer than a classifier can read, and their ends are not scored."
+    """Texts are longer than a classifier can read, and their ends are not scored.
+
+    Said once for each classifier.
+    """
 
 
 class Classifier:
@@ -555,7 +566,11 @@ class Classifier:
         )
 
     def rows(self, texts: Sequence[str | Sequence[int]]) -> list[list[int]]:
-        "Tokenise texts, cut to what the classifier reads. Warns once where it cuts."
+        """Tokenize texts, cut to what the classifier reads.
+
+        Returns token ids, with the special tokens of its own call. The first cut is a CutTexts
+        warning.
+        """
         plain = [text for text in texts if isinstance(text, str)]
         encoded = iter(Renderer(self.tokenizer).texts(plain))
         rows = [next(encoded) if isinstance(text, str) else list(text) for text in texts]

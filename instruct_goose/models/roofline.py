@@ -25,7 +25,10 @@ class Card(NamedTuple):
 
 
 class PhaseWork(NamedTuple):
-    "What a phase has to do, and the least seconds that it takes."
+    """What a phase has to do, and the least seconds that it takes.
+
+    seconds = max(flops / the card's peak, bytes / its bandwidth): a bound, not a forecast.
+    """
 
     flops: float
     bytes: float

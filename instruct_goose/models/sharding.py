@@ -173,21 +173,30 @@ def shard_agent(agent: Agent) -> Agent:  # the same one
 
 
 def transformer_blocks(agent: nn.Module) -> Iterator[nn.Module]:
-    "Find the transformers' blocks: the members of each list of several modules."
+    """Find the transformers' blocks: the members of each list of several modules.
+
+    FSDP gathers and frees the weights block by block.
+    """
     for module in agent.modules():
         if isinstance(module, nn.ModuleList) and len(module) > 1:
             yield from module
 
 # %% ../../nbs/guides/fsdp.ipynb #acbd052d
 def unshard(agent: nn.Module) -> None:
-    "Give every process all weights of a sharded agent: to generate, to save."
+    """Give every process all weights of a sharded agent, until `reshard`.
+
+    To generate, where every token would gather them again. All processes have to call it.
+    """
     for module in _SHARDS[agent].modules:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
 
 
 def reshard(agent: nn.Module) -> None:
-    "Leave every process its shards; FSDP gathers a block while the block computes."
+    """Leave every process its shards of a sharded agent.
+
+    FSDP gathers a block's weights while the block computes.
+    """
     _reshard_modules(_SHARDS[agent].modules)
 
 

@@ -15,14 +15,21 @@ from transformers import PreTrainedTokenizerBase
 
 # %% ../../nbs/reference/models/vocabulary.ipynb #3dd6a30b
 class UnreadableTokens(UserWarning):
-    "The tokenizer has tokens for which the model's embedding has no row."
+    """The tokenizer has tokens for which the model's embedding has no row.
+
+    Rows of data with one of them are refused. `model.resize_token_embeddings(len(tokenizer))`
+    gives them rows.
+    """
 
 
 def unreadable_tokens(
     tokenizer: PreTrainedTokenizerBase,
     rows: int,  # of the embedding
 ) -> dict[int, str]:  # by their ids
-    "Find the tokens whose ids lie beyond the embedding."
+    """Find the tokens whose ids lie beyond the embedding: id ≥ rows.
+
+    Returns them by id, in order; {} where the model reads all.
+    """
     tokens = {i: token for token, i in tokenizer.get_vocab().items() if i >= rows}
     return dict(sorted(tokens.items()))
 
@@ -64,7 +71,10 @@ def require_readable(
     tokenizer: PreTrainedTokenizerBase | None,  # for the message
     name: Callable[[int], str],  # what the error calls item i
 ) -> None:
-    "Raises ValueError naming the first item with an id that lies beyond the embedding."
+    """Check that every id has a row in the embedding.
+
+    Raises ValueError naming the first item with one that has none, and its token.
+    """
     for i, ids in enumerate(batch):
         token_id = unreadable_in(ids, rows)
         if token_id is not None:
@@ -72,7 +82,10 @@ def require_readable(
 
 
 def readable_pad_id(tokenizer: PreTrainedTokenizerBase, rows: int) -> int:
-    "An id to pad with that the model can read: the pad token's, the end's, or 0."
+    """Choose an id to pad with that the model can read.
+
+    The pad token's, the end's, or 0; masks say where padding stands.
+    """
     choices: list[Any] = [tokenizer.pad_token_id, tokenizer.eos_token_id]
     for token_id in choices:
         if token_id is not None and token_id < rows:
@@ -81,7 +94,10 @@ def readable_pad_id(tokenizer: PreTrainedTokenizerBase, rows: int) -> int:
 
 # %% ../../nbs/reference/models/vocabulary.ipynb #b131ad58
 def embedding_note(tokenizer: PreTrainedTokenizerBase, rows: int) -> str:
-    "Say how many rows have no token, and how many tokens no row."
+    """Compare an embedding with a tokenizer, in a line.
+
+    It says how many tokens have no row, or else how many rows have no token.
+    """
     spare = rows - len(tokenizer)
     beyond = len(unreadable_tokens(tokenizer, rows))
     text = f"embedding: {rows:,} rows for {len(tokenizer):,} tokens"

@@ -822,7 +822,7 @@ def memory_parts(
     value_copy: bool = False,  # a transformer of its own for the values
     four_bits: bool = False,  # the transformer's matrices in 4.127 bits a weight
     checkpointing: bool = False,  # of each layer only the input is kept, and of one all
-    tile: float = math.inf,  # bytes of a piece in which scores are made; see `tile_bytes`
+    tile: int | float = math.inf,  # bytes of a piece in which scores are made; see `tile_bytes`
 ) -> dict[str, int]:  # bytes of each part
     """Estimate what is in memory in the course of an iteration.
 

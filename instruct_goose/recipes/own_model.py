@@ -42,7 +42,7 @@ from instruct_goose.core.files import (
     write_atomically,
 )
 from instruct_goose.core.processes import (
-    counted,
+    with_progress,
     find_device,
     on_main,
     require_one_process,
@@ -974,7 +974,7 @@ def log_ratios(
     pad_id = padding_id(inputs.tokenizer, inputs.model)
     fitted = fit_to_context(rows, inputs.model, inputs.tokenizer, long_rows, "held-out row")
     ratios = []
-    for row in counted(list(fitted.values()), desc):
+    for row in with_progress(list(fitted.values()), desc):
         policy = row_logprobs(inputs.model, row, pad_id)
         ratios.append((policy - row_logprobs(inputs.partner, row, pad_id)).tolist())
     return ratios

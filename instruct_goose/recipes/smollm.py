@@ -36,7 +36,7 @@ from instruct_goose.core.checks import (
     Threads,
 )
 from ..core.files import text_table
-from ..core.processes import counted, find_device
+from ..core.processes import find_device, with_progress
 from ..core.random import stage_seed
 from ..models.adapters import with_lora
 from ..models.agent import Agent, create_reference_model
@@ -184,7 +184,7 @@ def figures_of(
     kls = []
     tokens = 0
     log_likelihood = 0.0  # under the reference, in nats
-    chunks = counted(range(0, n, trainer.config.batch_size), desc)
+    chunks = with_progress(range(0, n, trainer.config.batch_size), desc)
     for _, part in zip(chunks, trainer.answers(prompts, greedy), strict=True):
         annotations = trainer.annotate(part)
         parts.append(part)

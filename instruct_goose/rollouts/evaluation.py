@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..core.processes import counted
+from ..core.processes import with_progress
 from ..models.agent import Agent
 from ..models.response import response_logits
 from ..models.sampling import left_padded, sample
@@ -47,7 +47,7 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     eos_id: Any = tokenizer.eos_token_id
     parts = []
-    for start in counted(range(0, len(data), batch_size), desc):
+    for start in with_progress(range(0, len(data), batch_size), desc):
         rows = range(start, min(start + batch_size, len(data)))
         batch = data.collate([data[i] for i in rows])
         ids, mask = left_padded(policy, batch["query_ids"], batch["query_mask"])
@@ -99,7 +99,7 @@ def kl_to_reference(
         return logits.log_softmax(-1)
 
     sums = []
-    for start in counted(range(0, len(rollout), batch_size), desc):
+    for start in with_progress(range(0, len(rollout), batch_size), desc):
         rows = rollout[start : start + batch_size]
         kl = exact_kl(
             log_distributions(policy, rows), log_distributions(ref_model, rows), rows.mask

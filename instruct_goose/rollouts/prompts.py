@@ -156,7 +156,10 @@ def data_columns(
 
 
 def prompt_chunks(prompts: Any, size: int) -> Iterator[Any]:
-    "Cut prompts, in any form that `encode_prompts` takes, into chunks of `size`."
+    """Cut prompts, in any form that `encode_prompts` takes, into chunks of `size`.
+
+    In their order; the last chunk may be smaller. Each chunk has the form of the whole.
+    """
     if isinstance(prompts, dict):
         rows = len(next(iter(prompts.values())))
         for start in range(0, rows, size):
@@ -269,7 +272,10 @@ def max_prompt_length(
 
 
 def room_for_prompts(context: int | None, max_new_tokens: int) -> int | None:  # None: any length
-    "How long a prompt may be. Raises ValueError where no prompt leaves room for a response."
+    """Compute how many tokens a prompt may have: context − max_new_tokens.
+
+    None: a model without a limit. Raises ValueError where no prompt leaves room for a response.
+    """
     if context is None:
         return None
     if max_new_tokens >= context:

@@ -275,7 +275,10 @@ def attach_texts(
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #a42da29d
 class PromptBatch(NamedTuple):
-    "Prompts as a sampler is given them: token ids, padded on the left."
+    """Prompts as a sampler is given them: token ids, padded on the left.
+
+    One row for each prompt; a sampler answers each of them n times, side by side.
+    """
 
     ids: Int[Tensor, "batch query"]  # left-padded
     mask: Bool[Tensor, "batch query"]  # True at real tokens

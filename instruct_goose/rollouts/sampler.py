@@ -148,7 +148,11 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class SyncedSampler(Sampler, Protocol):
-    "A sampler with weights of its own, which are replaced at the end of each iteration."
+    """A sampler with weights of its own, such as an engine on another GPU.
+
+    A sampler with a method `updated` is one. It gets the policy's weights before the first rollout
+    and at the end of each iteration.
+    """
 
     def updated(self, model: nn.Module) -> None:
         "Take over the policy's new weights."
@@ -168,7 +172,11 @@ class EpisodeSampler(Sampler, Protocol):
 
 
 class PolicySampler:
-    "Sample from the policy itself, through `sample`: the default."
+    """Samples from the policy itself, through `sample`: the default.
+
+    Its log-probabilities are those of the distribution that it drew from, so that the first
+    update starts at a ratio of 1.
+    """
 
     def __init__(self, agent: Agent, tokens: Tokens):
         self.agent = agent
@@ -228,7 +236,10 @@ def begin_episodes(
 
 
 def sync_weights(sampler: Sampler, model: nn.Module) -> None:
-    "Give the policy's weights to a sampler that keeps its own: π_old ← π_θ."
+    """Give the policy's weights to a sampler that keeps its own: π_old ← π_θ.
+
+    Nothing is done for one that reads the policy itself.
+    """
     if isinstance(sampler, SyncedSampler):
         sampler.updated(model)
 
@@ -298,7 +309,11 @@ def rounding(model: nn.Module, config: RLHFConfig | None = None) -> float:
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #4be80248
 class RatioOutliers(UserWarning):
-    "At a few tokens the same weights give other probabilities: rounding, if nothing else is off."
+    """At a few tokens the same weights give other probabilities.
+
+    Rounding, if nothing else is off. With another sampler `importance_cap` bounds what they do to
+    the update.
+    """
 
 
 FLOAT_LIMIT = 1e-3  # of |ρ − 1| at a token: what is more is no rounding in float32

@@ -106,7 +106,10 @@ class IsDataclass(Protocol):
 
 @runtime_checkable
 class SavedRun(Protocol):
-    "Settings that say where a run is written, and whether it goes on there."
+    """Settings that say where a run is written, and whether it goes on there.
+
+    Every command's settings have them.
+    """
 
     output_dir: Path | None  # None: a new directory under runs/
     resume: bool
@@ -114,7 +117,11 @@ class SavedRun(Protocol):
 
 @runtime_checkable
 class DirectoryConfig(IsDataclass, SavedRun, Protocol):
-    "What a run directory reads of a command's settings."
+    """What a run directory reads of a command's settings.
+
+    A dataclass, whose other fields are written to config.json. All but a few, such as `threads`,
+    must be the same when the run is resumed.
+    """
 
     steps: int  # of the main stage
     save_every: int | None  # of them, between checkpoints; None: by time alone
@@ -568,7 +575,10 @@ def file_history(
 
 
 def name_changed_files(then: Mapping[str, str], now: Mapping[str, str]) -> None:
-    "Print each file that is not what it was when the run began."
+    """Print each file that is not what it was when the run began.
+
+    Reward files and plug-ins may change, and the change is recorded in config.json.
+    """
     for file, digest in then.items():
         if now.get(file) != digest:
             print(f"{file} has changed since this run began.")

@@ -71,7 +71,10 @@ class Place(NamedTuple):
 
 
 class RunState(NamedTuple):
-    "The state of a run between two steps."
+    """The state of a run between two steps: that of each stage, and how far it has come.
+
+    Nothing in it is changed afterwards: a newer state is another object.
+    """
 
     stages: dict[str, State]  # by name: of each stage that has begun
     place: Place | None  # None: nothing is done
@@ -152,7 +155,11 @@ class CheckpointManager:
         return Stage(self, name)
 
     def seconds(self) -> dict[str, float]:
-        "Add up wall and CPU seconds of this process and of those that it continues."
+        """Add up wall and CPU seconds of this process and of those that it continues.
+
+        Returns `wall_seconds` and `cpu_seconds`. What a killed process did behind its last checkpoint
+        is not counted.
+        """
         return {
             name: round(seconds + self.earlier.get(name, 0), 2)
             for name, seconds in self.clock.read().items()
@@ -396,7 +403,11 @@ class Stage:
 
 # %% ../../nbs/guides/resume.ipynb #1486ff4b
 class Terminated(KeyboardInterrupt):
-    "SIGTERM or SIGHUP has come. An exit status for it is 128 + signum."
+    """SIGTERM or SIGHUP has come, and the run is saved.
+
+    A KeyboardInterrupt, so that code which catches exceptions lets it through. The exit status of
+    a command is 128 + signum.
+    """
 
     def __init__(self, signum: int):
         super().__init__(f"stopped by {signal.Signals(signum).name}")
@@ -445,7 +456,11 @@ class SignalWatch:
         self.before = {}
 
     def receive(self, number: int, frame: object) -> None:
-        "Handle a signal: the first one is raised, see `check`, and later ones are not."
+        """Handle a signal: the first one is raised, see `check`, and later ones are not.
+
+        One that could not be raised yet, since a step was being made or a child forked, is raised by
+        the next one.
+        """
         if self.received is None:
             self.received = number
         if not self.raised:

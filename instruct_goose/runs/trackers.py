@@ -61,13 +61,19 @@ class Tracker(Callback[RLHFTrainer]):
         self.is_open = False
 
     def open(self, iteration: int) -> None:
-        "Begin, or go on at this iteration. `self.settings` are there."
+        """Begin, or go on at this iteration.
+
+        Called once, before the first numbers. `self.settings` are those of the run's config.json.
+        """
 
     def numbers(self, numbers: Mapping[str, float], iteration: int) -> None:
         """Send the numbers of an iteration, by "word/name"."""
 
     def table(self, rows: Sequence[Sequence], iteration: int) -> None:
-        "Send a few responses, a row of COLUMNS each."
+        """Send a few responses, a row of COLUMNS each: prompt, text and score.
+
+        Called every `every` iterations, at most 8 rows.
+        """
 
     def shut(self) -> None:
         "Write what is left: the run is over. Called only after `open`."
@@ -117,7 +123,11 @@ def some_texts(rollout: Rollout) -> list[tuple[str, str, float]]:  # at most 8, 
 
 # %% ../../nbs/guides/trackers.ipynb #f78c638b
 class TensorBoard(Tracker):
-    "Writes event files for TensorBoard, in run_dir/tensorboard."
+    """Writes event files for TensorBoard, in run_dir/tensorboard.
+
+    A scalar for each metric, a table of texts, and the settings. A run that goes on hides what it
+    wrote behind its checkpoint.
+    """
 
     writer: Any = None  # once it is open, torch's SummaryWriter
 
@@ -186,7 +196,10 @@ class WandB(Tracker):
 
 # %% ../../nbs/guides/trackers.ipynb #4931a8e4
 class Trackio(WandB):
-    "Writes a run to trackio's database, under TRACKIO_DIR, by the same calls as W&B."
+    """Writes a run to trackio's database, under TRACKIO_DIR, by the same calls as W&B.
+
+    Its name is that of the directory with the id of tracker.id, by which it goes on.
+    """
 
     def open(self, iteration: int) -> None:
         "Begin the run, or go on with the one of the same name."

@@ -64,7 +64,11 @@ def fitting_pairs(
     pairs: Sequence[dict | tuple],  # as for `train_reward_model`
     long_rows: LongRows,
 ) -> PairDataset:
-    "The pairs that the context of model and tokenizer holds, cut to it if they may be."
+    """Tokenize the pairs that the context of model and tokenizer holds.
+
+    Longer ones are cut or left out as long_rows says. Raises ValueError for a longer one where it
+    is "refuse", for a pair that cannot be used, and for a token beyond the embedding.
+    """
     limit = token_limit(reward_model.tokenizer, None)
     context = context_length(reward_model.model)
     if context is not None:
@@ -81,7 +85,10 @@ def scores_of(
     reward_model: RewardModel,
     rows: Sequence[Sequence[int]],  # token ids
 ) -> Float[Tensor, "rows"]:
-    "Compute the reward model's score of each row, with gradient."
+    """Compute the reward model's score of each row, (rows,), with gradient.
+
+    Rows are padded on the right, and read at their last token.
+    """
     ids, mask = pad(rows, padding_id(reward_model.tokenizer, reward_model.model))
     device = next(reward_model.parameters()).device
     return reward_model(ids.to(device), mask.to(device))

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.checks import LongRows
-from ..core.processes import counted
+from ..core.processes import with_progress
 from ..models.families import eval_mode, plain_head, trunk, vocabulary_size
 from ..models.rendering import prompt_and_answer, Renderer, template_columns
 from ..models.response import forward_pass
@@ -67,7 +67,11 @@ def fitting_rows(
     prompts: Sequence[str] | None,
     long_rows: LongRows,
 ) -> tuple[list[list[int]], list[int]]:  # as from `lm_rows`
-    "The rows of `lm_rows` that the model's context holds, cut to it if they may be."
+    """Tokenize the texts that the model's context holds, as `lm_rows` does.
+
+    Longer ones are cut or left out as long_rows says. Raises ValueError as `lm_rows` and
+    `fit_to_context`.
+    """
     ids, starts = lm_rows(texts, tokenizer, prompts)
     divided = [[(row[:start], row[start:])] for row, start in zip(ids, starts, strict=True)]
     fitted = fit_to_context(divided, model, tokenizer, long_rows).values()
@@ -138,7 +142,11 @@ def batch_loss(
     prompt_lengths: Sequence[int],  # leading tokens of each row that are not learnt
     pad_id: int,
 ) -> Float[Tensor, ""]:  # nats per token
-    "Compute `lm_loss` of rows from `lm_rows`, on the model's device."
+    """Compute `lm_loss` of rows from `lm_rows`, on the model's device.
+
+    A mean over the learnt tokens of all rows, in nats; the first `prompt_lengths[i]` tokens of row
+    i are not learnt.
+    """
     ids, mask = pad(rows, pad_id)
     positions = torch.arange(ids.shape[1])
     learn = mask & (positions >= torch.tensor(prompt_lengths)[:, None])
@@ -173,7 +181,7 @@ def lm_nats(
     total = 0.0
     tokens = 0
     with eval_mode(model):
-        for start in counted(range(0, len(rows), batch_size), desc):
+        for start in with_progress(range(0, len(rows), batch_size), desc):
             some = slice(start, start + batch_size)
             learnt = sum(len(row) for row in rows[some]) - sum(prompt_lengths[some])
             total += batch_loss(model, rows[some], prompt_lengths[some], pad_id).item() * learnt

@@ -32,13 +32,25 @@ class Callback(Generic[Trainer]):
     """
 
     def on_rollout(self, trainer: Trainer, rollout: Rollout, /) -> None:
-        "Called when the responses are written."
+        """Called when the responses are written.
+
+        The rollout has ids, masks and texts, and no scores yet. What is changed here is scored and
+        learnt from.
+        """
 
     def on_score(self, trainer: Trainer, rollout: Rollout, /) -> None:
-        "Called when `rollout.scores`, (B,), is there, some groups replaced or dropped."
+        """Called when the responses are scored: `rollout.scores` is there, (B,).
+
+        Groups that dynamic sampling replaces or drops have gone; the scores are the functions' own,
+        before a KL or a reward scale.
+        """
 
     def on_annotate(self, trainer: Trainer, annotations: Annotations, /) -> None:
-        "Called when log-probabilities, entropy, KL and values, (B, T), are there."
+        """Called when the models have read the tokens.
+
+        `annotations` has log-probabilities, entropy, exact KL and values, (B, T) each and 0 at
+        padding; what no setting needs is None.
+        """
 
     def on_advantages(self, trainer: Trainer, experience: Experience, /) -> None:
         """Called when rewards, advantages and returns, (B, T), are there.
@@ -47,7 +59,10 @@ class Callback(Generic[Trainer]):
         """
 
     def on_optimize(self, trainer: Trainer, update: Metrics, /) -> None:
-        "Called when the policy has moved, with the metrics of the update."
+        """Called when the policy has moved.
+
+        `update` has the metrics of the optimizer steps, and may be changed before it is logged.
+        """
 
     def on_iteration(
         self, trainer: Trainer, experience: Experience, metrics: Metrics, /
@@ -99,12 +114,16 @@ def check_callbacks(callbacks: Sequence[object], function: object) -> None:
 
 
 class StopWhen(Callback):
-    "End the run when a function of an iteration's metrics returns something true."
+    """Ends the run when a function of an iteration's metrics returns something true.
+
+    `train(callback=…)` makes one; the run then says that the callback asked for it.
+    """
 
     def __init__(self, function: Callable[[Metrics], object]):
         self.function = function
 
     def on_iteration(self, trainer: object, experience: Experience, metrics: Metrics) -> str | None:
+        "Ask the function. Returns the reason to stop, or None."
         if self.function(metrics):
             return "the callback asked for it"
         return None
@@ -128,27 +147,42 @@ class Phases(Generic[Trainer]):
         self.start = time.perf_counter()
 
     def rollout(self, rollout: Rollout) -> Rollout:
-        "End the phase in which responses are written, and call `on_rollout`."
+        """End the phase in which responses are written, and call `on_rollout`.
+
+        Returns the rollout. Raises what a deferred check or a callback raises.
+        """
         return self._end("rollout", rollout, lambda c: c.on_rollout(self.trainer, rollout))
 
     def score(self, rollout: Rollout) -> Rollout:
-        "End the phase in which responses are scored, and call `on_score`."
+        """End the phase in which responses are scored, and call `on_score`.
+
+        Returns the rollout. Raises as `rollout`.
+        """
         return self._end("score", rollout, lambda c: c.on_score(self.trainer, rollout))
 
     def annotate(self, annotations: Annotations) -> Annotations:
-        "End the phase in which the models read the tokens, and call `on_annotate`."
+        """End the phase in which the models read the tokens, and call `on_annotate`.
+
+        Returns the annotations. Raises as `rollout`.
+        """
         return self._end(
             "annotate", annotations, lambda c: c.on_annotate(self.trainer, annotations)
         )
 
     def advantages(self, experience: Experience) -> Experience:
-        "End the phase in which advantages are made, and call `on_advantages`."
+        """End the phase in which advantages are made, and call `on_advantages`.
+
+        Returns the experience. Raises as `rollout`.
+        """
         return self._end(
             "advantages", experience, lambda c: c.on_advantages(self.trainer, experience)
         )
 
     def optimize(self, update: Metrics) -> Metrics:
-        "End the phase in which the policy moves, and call `on_optimize`."
+        """End the phase in which the policy moves, and call `on_optimize`.
+
+        Returns the metrics of the update. Raises as `rollout`.
+        """
         return self._end("optimize", update, lambda c: c.on_optimize(self.trainer, update))
 
     def _end(self, phase: str, result: T, tell: Callable[[Callback[Trainer]], None]) -> T:

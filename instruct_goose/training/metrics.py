@@ -561,7 +561,11 @@ def update_metrics(
 
 
 def timing(seconds: Mapping[str, float], tokens: float | int | None) -> Metrics:
-    "Log the seconds of each phase of an iteration, and sampled tokens per second."
+    """Log the seconds of each phase of an iteration, and sampled tokens per second.
+
+    As `seconds_rollout` and `tokens_per_second_rollout`, for each phase; the speed is None for a
+    phase that took no time.
+    """
     log: Metrics = {}
     for phase, duration in seconds.items():
         log[f"seconds_{phase}"] = duration
@@ -722,7 +726,11 @@ class PolicyChange:
 
     @torch.no_grad()
     def all_logprobs(self, rollout: Rollout) -> Float[Tensor, "tokens vocab"]:
-        "Compute log π(·|sₜ) of every sampled token's state, over all words."
+        """Compute log π(·|sₜ) of every sampled token's state, over all words.
+
+        At the temperature that sampled; rows are the sampled tokens, response after response. No
+        gradient.
+        """
         tables = []
         with precision(self.config, rollout.mask.device):
             for rows in micro_batch_slices(rollout, self.config):
@@ -753,7 +761,11 @@ class PolicyChange:
 
 # %% ../../nbs/reference/training/metrics.ipynb #ba5e0002
 def progress_line(metrics: Metrics) -> str:
-    "Write reward, KL, entropy, clipped tokens and speed, as far as they are known."
+    """Write an iteration in a line: reward, KL, entropy, clipped tokens and speed.
+
+    KL in nats per response, entropy in nats per token, speed in sampled tokens per second. What
+    was not logged is left out.
+    """
     seconds = 0.0
     for name, duration in metrics.items():
         if name.startswith("seconds_"):

@@ -114,7 +114,11 @@ IterationCount: Any = Annotated[
 
 
 class PolicySnapshot:
-    "A policy put aside on the CPU, with the number it was kept for."
+    """A policy put aside on the CPU, with the number it was kept for.
+
+    At most one is kept. With adapters these are the adapters alone. Its state is saved and resumed
+    with the trainer.
+    """
 
     def __init__(self, agent: Agent):
         self.agent = agent
@@ -134,7 +138,10 @@ class PolicySnapshot:
         }
 
     def restore(self) -> bool:
-        "Load the kept weights into the policy. Returns False where none have been kept."
+        """Load the kept weights into the policy, in place.
+
+        Returns False, and changes nothing, where none have been kept.
+        """
         if self.weights is None:
             return False
         weights = {f"model.{name}": x for name, x in self.weights.items()}
@@ -162,7 +169,10 @@ class PolicySnapshot:
 
 
 class BestPolicy(PolicySnapshot):
-    "The policy with the highest held-out reward, with `keep_best`."
+    """Keeps the policy with the highest held-out reward, as `keep_best` asks.
+
+    Each evaluation is offered to it; the first of two equal rewards stays.
+    """
 
     def offer(self, reward: float | None, iteration: int) -> None:
         """Keep the policy as it is now, if its reward is above that of the one kept.
@@ -200,7 +210,10 @@ class KLStop(PolicySnapshot):
         self.limit = limit
 
     def observe(self, experience: Experience, iteration: int) -> None:
-        "Put the policy that sampled aside before an update, if it is within the limit."
+        """Put the policy that sampled aside before an update, if it is within the limit.
+
+        KL = mean over responses of Σₜ KL(π(·|sₜ) ‖ π_ref(·|sₜ)), in nats, from the annotations.
+        """
         if self.limit is None or experience.kl is None:
             return
         kl = masked_sum(experience.kl, experience.mask, dim=-1).mean().item()

@@ -322,7 +322,11 @@ class RLHFTrainer:
         return log
 
     def evaluate_policy(self, batch: Rollout) -> Evaluation:
-        "log π_θ, entropy and V of each token now, with gradient and without dropout."
+        """Compute log π_θ, entropy and V of each token now, (B, T) each.
+
+        With gradient and without dropout, at the temperature that sampled; 0 at padding. Each update
+        asks for it once per micro-batch.
+        """
         return evaluate_policy(self.agent, batch, self.config)
 
     def loss(self, new: Evaluation, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
@@ -340,7 +344,11 @@ class RLHFTrainer:
 
     @contextmanager
     def phases(self) -> Iterator[Phases["RLHFTrainer"]]:
-        "Time and check the phases of an iteration; errors inside name their cause."
+        """Time and check the phases of an iteration, inside `with`.
+
+        Yields the `Phases` whose methods end a phase each. Numbers that are not finite raise
+        FloatingPointError, which names the first weight or gradient that is not.
+        """
         with (
             explain_nonfinite(self.agent, self.ref_model, self.iteration),
             deferred_checks() as checks,
@@ -353,7 +361,12 @@ class RLHFTrainer:
         n: int,  # responses to each, side by side
         generator: torch.Generator | None,  # None: the likeliest
     ) -> Rollout:
-        "What the sampler writes, with its texts and the data's columns."
+        """Let the sampler write n responses to each prompt.
+
+        Returns a rollout of B·n rows with its texts and the data's columns. Raises ValueError for
+        prompts that cannot be answered, and for a sampler that returns other rows than it was asked
+        for.
+        """
         prompts, n = begin_episodes(self.sampler, prompts, n, generator)
         queries = self.encode(prompts)
         with precision(self.config, self.device):
@@ -362,7 +375,11 @@ class RLHFTrainer:
         return attach_texts(rollout, self.tokenizer, data_columns(prompts, n))
 
     def encode(self, prompts: Prompts) -> PromptBatch:
-        "Prompts in any form as token ids. Raises ValueError for what cannot be answered."
+        """Turn prompts in any form into token ids, padded on the left.
+
+        Texts, conversations, rows with columns, and ids. Raises ValueError for a prompt without
+        tokens, and for one that leaves no room for a response where long_rows is "refuse".
+        """
         cut = self.config.long_rows != "refuse"
         return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
 
@@ -389,7 +406,10 @@ class RLHFTrainer:
         return columns["scores"].to(self.device)
 
     def kl_charge(self, rollout: Rollout) -> Float[Tensor, "batch"]:
-        "β·Σₜ k(ℓₜ) of each response, where the KL is charged in the reward."
+        """Compute β·Σₜ k(ℓₜ) of each response, (B,), where the KL is charged in the reward.
+
+        0 where kl_placement is "loss". No gradient.
+        """
         return kl_charge(self.agent, self.ref_model, rollout, self.beta, self.config)
 
     @property
@@ -413,7 +433,10 @@ class RLHFTrainer:
 
     @property
     def max_prompt_length(self) -> int | None:
-        "How many tokens of a prompt leave room for a response; None: there is no limit."
+        """How many tokens of a prompt leave room for a response; None: there is no limit.
+
+        The smaller of the tokenizer's limit and the model's context less max_new_tokens.
+        """
         return max_prompt_length(self.agent.model, self.config.max_new_tokens, self.tokenizer)
 
     def require_reference(self) -> PreTrainedModel:
@@ -837,7 +860,10 @@ def steps_left(
 
 
 class HeldOut(NamedTuple):
-    "Prompts that are not trained on, and how often the policy is evaluated on them."
+    """Prompts that are not trained on, and how often the policy is evaluated on them.
+
+    The reward function is that of the training.
+    """
 
     prompts: Prompts
     reward_fn: Rewards

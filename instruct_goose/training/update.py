@@ -97,7 +97,11 @@ def micro_batches(batch: Experience, config: RLHFConfig) -> Iterator[Experience]
 
 
 def aggregation_args(config: RLHFConfig, batch: Experience) -> dict[str, Any]:
-    "Return how the loss of these rows is averaged: arguments of `aggregate`."
+    """Return how the loss of these rows is averaged, as arguments of `aggregate`.
+
+    The denominator is that of the whole minibatch, so that the sum over micro-batches is the mean
+    over the minibatch, however it is cut.
+    """
     length = None
     if AGGREGATES[config.aggregation].takes == "length":
         length = config.max_new_tokens
@@ -205,7 +209,10 @@ def total_loss(
 
 # %% ../../nbs/reference/training/update.ipynb #3b9dd683
 class MicroBatchTrace(NamedTuple):
-    "Detached numbers of one micro-batch, for the log of its optimizer step."
+    """Detached numbers of one micro-batch, for the log of its optimizer step.
+
+    They are computed by the pass that makes the gradient: logging costs no further pass.
+    """
 
     logprobs: Float[Tensor, "batch time"]  # log π before the step
     parts: dict[str, Tensor]  # of the loss, a number each
@@ -425,7 +432,11 @@ def explain_nonfinite(
 
 
 def first_nonfinite(agent: nn.Module, ref_model: nn.Module | None) -> str | None:
-    "Find the first weight or gradient that is not finite, in words; None where all are."
+    """Find the first weight or gradient that is not finite, in words.
+
+    Weights of the policy and value model first, then the reference's, then gradients. None: all
+    are finite.
+    """
     tensors: list[tuple[str, Tensor | None]] = []
     for name, p in agent.named_parameters():
         tensors.append((f"the weight {name}", p))

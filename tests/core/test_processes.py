@@ -22,7 +22,6 @@ from instruct_goose.core.processes import (
     ProgressBar,
     all_reduce,
     broadcast_weights,
-    counted,
     gather_results,
     in_processes,
     is_main,
@@ -31,6 +30,7 @@ from instruct_goose.core.processes import (
     rank_slice,
     require_equal,
     require_one_process,
+    with_progress,
     world_size,
 )
 from instruct_goose.models.sharding import configs
@@ -346,7 +346,7 @@ def test_what_is_over_at_once_has_no_bar(terminal, name, delay, shown, monkeypat
     stream = Stream()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(processes, "SECONDS_UNSEEN", delay)
-    assert list(counted(range(4), name)) == [0, 1, 2, 3]
+    assert list(with_progress(range(4), name)) == [0, 1, 2, 3]
     assert ("KL: 100%" in stream.getvalue()) == shown
     assert shown or stream.getvalue() == ""
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import transformers
+from mixtures import mixture
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -116,6 +117,13 @@ def test_score_texts_in_order_whatever_the_batch(name):
         assert reward_model.score(texts, batch_size=size) == pytest.approx(want, abs=2e-5)
     assert reward_model.training and reward_model.score([]) == []
     assert all(type(x) is float for x in reward_model.score(texts))
+
+
+def test_a_family_without_a_classifier_is_refused_in_a_sentence():
+    with pytest.raises(
+        ValueError, match="none for OlmoeForCausalLM: make it of a model of another"
+    ):
+        RewardModel.from_causal_lm(mixture("olmoe"), SHARED)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -62,35 +62,32 @@ def declared() -> list[Declared]:
 
 
 # --- from one kind of tensor to the other -----------------------------------------------------
+def tensor_to_page(x: torch.Tensor) -> page.Tensor:
+    "The same numbers, and the same wish for a gradient."
+    kind = getattr(page, str(x.dtype).removeprefix("torch."), None)
+    if kind is None or x.layout != torch.strided:
+        raise page.NotOnThisPage(f"a tensor of {x.dtype}")
+    made = page.tensor(x.detach().flatten().tolist(), dtype=kind).reshape(*x.shape).clone()
+    return made.requires_grad_() if x.requires_grad else made
+
+
 def to_page(x: Any) -> Any:
-    "The same argument with page tensors; RefusedArgument for what a page does not have."
+    "The same argument with page tensors; NotOnThisPage for what a page does not have."
     if isinstance(x, torch.Tensor):
-        if x.dtype.is_complex or x.layout != torch.strided:
-            raise page.NotOnThisPage("a tensor of another kind")
-        name = str(x.dtype).removeprefix("torch.")
-        kind = getattr(page, name, None) if name != "uint8" else None
-        if kind is None:
-            raise page.NotOnThisPage(name)
-        made = page.tensor(x.detach().flatten().tolist(), dtype=kind).reshape(*x.shape)
-        made = page.tensor([], dtype=kind).reshape(*x.shape) if not x.numel() else made.clone()
-        return made.requires_grad_() if x.requires_grad else made
+        return tensor_to_page(x)
     if isinstance(x, torch.dtype):
-        name = str(x).removeprefix("torch.")
-        try:
-            return getattr(page, name)
-        except (AttributeError, page.NotOnThisPage):
-            raise page.NotOnThisPage(name) from None
+        kind = resolve(str(x).removeprefix("torch."))
+        if not isinstance(kind, page.dtype):
+            raise page.NotOnThisPage(str(x))
+        return kind
     if isinstance(x, torch.device):
         return page.device(x.type)
-    if isinstance(x, tuple | list):
-        made = [to_page(y) for y in x]
-        return type(x)(made) if type(x) in (tuple, list) else tuple(made)
+    if isinstance(x, complex | torch.memory_format | torch.layout):
+        raise page.NotOnThisPage(str(x))
     if isinstance(x, dict):
         return {key: to_page(y) for key, y in x.items()}
-    if isinstance(x, complex):
-        raise page.NotOnThisPage("complex numbers")
-    if isinstance(x, torch.memory_format | torch.layout | slice) and not isinstance(x, slice):
-        raise page.NotOnThisPage(str(x))
+    if type(x) in (tuple, list):
+        return type(x)(to_page(y) for y in x)
     return x
 
 

@@ -9,16 +9,8 @@ figures by 1e-3.
 import re
 
 import pytest
+from page_cells import DIFFERENT
 
-CHAOS = "it trains in float32, where the order of adding decides the last digits, and these grow"
-DIFFERENT = {  # (lesson, cell): why it does not agree
-    (9, "4455d583"): "it shows what is left of a difference of rounding errors",
-    (10, "de4a69de"): CHAOS,
-    (10, "5dfeb755"): CHAOS,
-    (10, "ff43325d"): CHAOS,
-    (10, "2b61a42c"): CHAOS,
-    (10, "02c29e99"): "its check is of a float32 number that is given as Python's float",
-}
 NUMBER = re.compile(r"[-−]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?")
 
 

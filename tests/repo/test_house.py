@@ -146,12 +146,15 @@ MAY_BE_ANY = {
         rollouts.rewards.as_number(x) rollouts.rewards.check_scores(scores)
         recipes.inputs.with_arguments(row)
         data.files.batch_rows(batches) data.load._object_rows(source)
-        rollouts.rewards.as_score_list(scores) rollouts.rewards._finite_score(score)""",
+        rollouts.rewards.as_score_list(scores) rollouts.rewards._finite_score(score)
+        rollouts.environments.finished_value(x) rollouts.environments.observation_of(first)
+        rollouts.environments.step_result(result) rollouts.environments.observation_text(observation)""",
     "prompts in one of several forms: text, ids, messages, rows, tensors": """
         models.rendering.is_conversation(prompt) models.rendering.template_columns(row)
         models.rendering.prompt_and_answer(row) models.rendering.pair_parts(pair)
         recipes.training.first_of(prompts) rollouts.prompts.take_prompt(row)
         rollouts.prompts.data_columns(prompts) rollouts.prompts.prompt_chunks(prompts)
+        rollouts.environments.prompt_row(prompt)
         rollouts.prompts.drop_long_prompts(prompts) training.trainer.RLHFTrainer.prompts_that_fit(prompts)""",
     "objects of libraries that have no types, or are not installed": """
         compat.trl.config_from_args(args) compat.trl.dpo_from_trl(args)
@@ -163,7 +166,14 @@ MAY_BE_ANY = {
         models.decoding.PreallocatedLayer.__init__(past) models.decoding._faster_step(past)
         objective.logprobs_in_pieces.LogprobsInPieces.forward(ctx)
         objective.logprobs_in_pieces.LogprobsInPieces.backward(ctx)
-        rollouts.vllm.to_response(completion) rollouts.vllm.VLLMEngine.__init__(llm)""",
+        rollouts.vllm.to_response(completion) rollouts.vllm.VLLMEngine.__init__(llm)
+        rollouts.vllm.load_into(model_runner) rollouts.vllm.repack_tied_head(model)""",
+    "environments of any protocol, told apart by their methods": """
+        rollouts.environments.public_methods(instance) rollouts.environments.adapt_environment(instance)
+        rollouts.environments.step_result(instance) rollouts.environments.observation_text(instance)
+        rollouts.environments.MessageEnvironment.__init__(instance)
+        rollouts.environments.StepEnvironment.__init__(instance)
+        rollouts.environments.ToolEnvironment.__init__(instance)""",
 }
 
 

@@ -10,6 +10,7 @@ import torch
 from deep import first
 from torch import nn
 
+from instruct_goose.config import RLHFConfig
 from instruct_goose.tasks.probes import (
     ACTIONS,
     BROKEN,

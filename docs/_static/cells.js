@@ -1,0 +1,147 @@
+// The cells of a lesson run on its page: Python and the page's tensors in a worker. docs/page_build.py writes their places and _static/page_files.js.
+(() => {
+  const SECONDS = 10, root = document.documentElement.dataset.content_root || "./"
+  const data = document.getElementById("page-cells")
+  if (!data) return
+  const make = (name, set = {}, ...inside) => { const e = Object.assign(document.createElement(name), set); e.append(...inside); return e }
+  const sources = JSON.parse(data.textContent)  // [[id, source], …] of all cells that run
+  const cells = {}  // by id: what stands on the page for a cell that is shown
+  let files, worker, busy, clock
+
+  // Runs in the worker, where this text is its whole source: what is opened from disk may start a worker from a blob alone
+  const work = () => {
+    let lesson, python
+    const start = async (files, sources) => {
+      const text = name => new TextDecoder().decode(files[name])
+      self.fetch = async url => new Response(files[String(url).split("/").pop()], {headers: {"content-type": "application/wasm"}});
+      (0, eval)(text("pyodide.asm.js")); (0, eval)(text("pyodide.js"))
+      python = await loadPyodide({indexURL: "https://here.invalid/"})
+      for (const [path, source] of Object.entries(JSON.parse(text("page_files.json")))) {
+        const place = "/page/" + path
+        python.FS.mkdirTree(place.slice(0, place.lastIndexOf("/")))
+        python.FS.writeFile(place, source)
+      }
+      python.runPython("import sys; sys.path.insert(0, '/page'); import page_runner")
+      return python.pyimport("page_runner").open_lesson(JSON.stringify(sources))
+    }
+    onmessage = async ({data: {files, sources, wanted, edited}}) => {
+      try {
+        lesson ??= await start(files, sources)
+        postMessage({started: true})
+        lesson.run(wanted, python.toPy(edited), said => postMessage(JSON.parse(said)))
+      } catch (error) { postMessage({died: String(error)}) }
+    }
+  }
+
+  const unpack = async text => new Response(new Blob([Uint8Array.from(atob(text), c => c.charCodeAt())]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer()
+  const script = name => new Promise((done, failed) => document.head.append(make("script", {src: `${root}_static/${name}`, onload: done, onerror: failed})))
+  const load = () => files ??= Promise.all([typeof PYTHON === "undefined" ? script("python.js") : 0, script("page_files.js")])
+    .then(async () => Object.fromEntries(await Promise.all(Object.entries({...PYTHON, "page_files.json": PAGE_FILES}).map(async ([name, text]) => [name, await unpack(text)]))))
+
+  // a run ends: with words for the cell that was asked for, and with a worker that is no longer of use
+  const end = (words, kill) => {
+    clearTimeout(clock)
+    if (kill) { worker?.terminate(); worker = undefined; for (const cell of Object.values(cells)) cell.ran = false }
+    const cell = busy
+    busy = undefined
+    cell?.state(words || "")
+  }
+  const run = async cell => {
+    if (busy) end("stopped", true)
+    busy = cell
+    cell.state("Python is loading: 7 MB, once")
+    let loaded
+    try { loaded = await load() } catch { files = undefined }
+    if (busy !== cell) return
+    if (!loaded) return end("Python could not be loaded: this browser is too old for it, or files are missing in _static", true)
+    const isNew = !worker
+    if (isNew) {
+      worker = new Worker(URL.createObjectURL(new Blob([`(${work})()`], {type: "text/javascript"})))
+      worker.onerror = e => end("Python could not be started: " + e.message, true)
+    }
+    worker.onmessage = ({data: said}) => {
+      if (busy !== cell) return
+      if (said.started) {
+        cell.state("running")
+        clock = setTimeout(() => end(`stopped after ${SECONDS} seconds. A phone may be too slow for this cell`, true), 1000 * SECONDS)
+      } else if (said.died) end("Python has ended: " + said.died.slice(0, 500) + " Run starts it again.", true)
+      else if (said.cell) show(said, cell)
+      else { mark(said); end(cell.last || "done", false) }
+    }
+    cell.last = ""
+    const edited = Object.fromEntries(Object.values(cells).filter(c => c.isEdited()).map(c => [c.id, c.box.value]))
+    worker.postMessage({files: isNew ? loaded : undefined, sources: isNew ? sources : undefined, wanted: cell.id, edited})
+  }
+
+  // what a cell has printed and shown stands below it; its built figures stay, but those that can be moved follow
+  const show = (said, wanted) => {
+    const cell = cells[said.cell]
+    if (said.error && said.cell !== wanted.id) wanted.last = "a cell above, which this one needs, has failed"
+    if (!cell) { if (said.error) wanted.last += `: ${said.error.type}: ${said.error.text}`; return }
+    const parts = said.printed ? [make("pre", {textContent: said.printed})] : []
+    let figures = 0
+    for (const one of said.shown) {
+      if (one?.text !== undefined) parts.push(make("pre", {textContent: one.text}))
+      if (one?.markdown !== undefined) parts.push(make("pre", {textContent: one.markdown}))
+      if (one?.figure !== undefined) redraw(`plotly-${cell.id}-${figures++}`, one.figure)
+    }
+    if (said.error) {
+      const line = said.error.line ? ` in line ${said.error.line}` : ""
+      parts.push(make("p", {className: "verdict", textContent: `${said.error.type}${line}: ${said.error.text}`}))
+    }
+    cell.output.replaceChildren(...parts)
+    cell.ran = true
+    cell.block.classList.toggle("ran", !!parts.length)
+  }
+  const redraw = (key, figure) => {
+    const stored = document.querySelector(`script[data-plotly="${key}"]`)
+    if (!stored) return
+    stored.textContent = figure
+    document.dispatchEvent(new Event("figures"))
+  }
+  const mark = ({fresh, touched}) => {
+    for (const cell of Object.values(cells)) {
+      const isOld = cell.ran ? !fresh.includes(cell.id) : touched.includes(cell.id)
+      cell.block.classList.toggle("stale", isOld)
+      cell.old.textContent = isOld ? (cell.ran ? "older than an edit: run it again" : "from the unedited run") : ""
+    }
+  }
+
+  const keys = (event, box, go) => {  // Tab indents, Escape and then Tab leaves; with Ctrl, Enter runs
+    const type = text => document.execCommand("insertText", false, text) || box.setRangeText(text, box.selectionStart, box.selectionEnd, "end")
+    if (event.key === "Tab" && !event.shiftKey && !box.leaving) { event.preventDefault(); type("    ") }
+    else if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); go() }
+    else if (event.key === "Enter" && !event.isComposing) {
+      const line = box.value.slice(0, box.selectionStart).split("\n").pop()
+      event.preventDefault(); type("\n" + line.match(/^ */)[0] + (line.endsWith(":") ? "    " : ""))
+    }
+    box.leaving = event.key === "Escape"
+  }
+  const build = (place, original) => {
+    const block = make("div", {className: "cell-runner"})
+    const before = place.previousElementSibling
+    const [start, stop, edit, again] = ["Run", "Stop", "Edit", "Start over"].map(text => make("button", {type: "button", textContent: text}))
+    const status = make("span", {className: "state"}), old = make("span", {className: "old"}), output = make("div", {className: "page-output"})
+    output.setAttribute("role", "status")
+    const box = make("textarea", {value: original, spellcheck: false, rows: original.split("\n").length + 1, autocapitalize: "off", hidden: true})
+    box.setAttribute("aria-label", "This cell, in Python")
+    box.title = "Tab indents; Escape, then Tab, leaves; Control and Enter run it"
+    const cell = cells[place.dataset.cell] = {
+      id: place.dataset.cell, block, box, output, old, stop, ran: false, last: "",
+      isEdited: () => box.value !== original,
+      state: words => { status.textContent = words; stop.disabled = busy !== cell; again.disabled = !cell.isEdited() },
+    }
+    stop.disabled = again.disabled = true
+    start.onclick = () => run(cell)
+    stop.onclick = () => { if (busy === cell) end("stopped", true) }
+    edit.onclick = () => { box.hidden = !box.hidden; edit.textContent = box.hidden ? "Edit" : "Close"; if (!box.hidden) box.focus() }
+    again.onclick = () => { box.value = original; again.disabled = true; run(cell) }
+    box.onkeydown = event => keys(event, box, () => run(cell))
+    box.oninput = () => { again.disabled = !cell.isEdited(); if (cell.ran) { block.classList.add("stale"); old.textContent = "older than an edit: run it again" } }
+    block.append(box, make("div", {className: "keys"}, start, edit, stop, again, status, old), output)
+    place.append(block)
+    if (before?.classList.contains("cell")) before.classList.add("runs")
+  }
+  const original = Object.fromEntries(sources)
+  for (const place of document.querySelectorAll(".run-here")) build(place, original[place.dataset.cell])
+})()
