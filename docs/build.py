@@ -25,6 +25,7 @@ from glossary import glossary_page, hover
 from know import know_page
 from lessons import (
     BRANCH,
+    ONLINE,
     PACKAGES,
     REPO,
     ROOT,
@@ -415,10 +416,9 @@ def head(page: Page, pages: list[Page]) -> str:
         facts.append(
             f'<a href="#reference">{len(page.names)} name{"s" * (len(page.names) > 1)}</a>'
         )
-    facts += [
-        f'<a href="{up(page.url, "notebooks/" + file)}" download>notebook</a>',
-        f'<a href="{COLAB}/{file}">open in Colab</a>',
-    ]
+    facts += [f'<a href="{up(page.url, "notebooks/" + file)}" download>notebook</a>']
+    if ONLINE:
+        facts.append(f'<a href="{COLAB}/{file}">open in Colab</a>')
     if page.url != "notation":
         facts.append(f'<a class="beside" href="{up(page.url, "notation")}.html">notation</a>')
     line = crumbs + '<p class="lesson-facts">' + " <span>·</span> ".join(facts) + "</p>"
@@ -761,6 +761,19 @@ def stage_static(pages: list[Page], drawn: dict[str, str], with_plotly: bool) ->
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(page.path, copy)
     write_reports(BUILD / "extra/reports")
+    write(BUILD / "extra/llms.txt", llms_text(pages))
+
+
+def llms_text(pages: list[Page]) -> str:
+    "The site in one list for language models, by https://llmstxt.org: each page with its line."
+    index, _ = read_pages()
+    lines = [f"# {index.title}", "", f"> {index.subtitle or SHELVES['learn']}"]
+    for shelf, heading in SHELVES.items():
+        lines += ["", f"## {heading}", ""]
+        for page in pages:
+            if page.part == shelf:
+                lines.append(f"- [{page.title}]({page.url}.html): {page.subtitle}")
+    return "\n".join(lines) + "\n"
 
 
 def main():

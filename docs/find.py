@@ -176,6 +176,10 @@ class Index:
             {"pages": self.pages, "terms": terms}, ensure_ascii=False, separators=(",", ":")
         )
         (Path(app.outdir) / "_static/find-index.js").write_text(f"const INDEX = {text}\n", "utf-8")
+        titles = [page["title"] for page in self.pages if page["part"] != "Reference"]
+        offered = json.dumps(sorted({*titles, *TERMS, *ALIASES}, key=str.lower), ensure_ascii=False)
+        path = Path(app.outdir) / "_static/suggestions.js"
+        path.write_text(f"const SUGGESTIONS = {offered}\n", "utf-8")
 
 
 def for_all_readers(app, url, template, context, doctree):

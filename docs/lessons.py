@@ -17,6 +17,7 @@ REPO, BRANCH = (
     SETTINGS["DEFAULT"]["git_url"],
     SETTINGS["DEFAULT"]["branch"],
 )  # every link to the repository is made from these
+ONLINE = True  # readers can reach the repository; if not, no page leads to Colab, which reads it
 SHELVES = {"learn": "Learn", "guides": "Guides", "reference": "Reference"}
 COURSE = {
     1: "First steps",

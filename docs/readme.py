@@ -44,11 +44,9 @@ def render() -> dict[Path, str]:
         if "hide" in cell.directives:
             continue
         if cell.kind == "markdown":
-            parts.append(
-                cell.source.replace("<!-- course -->", course(pages)).replace(
-                    "<!-- start -->", start(pages)
-                )
-            )
+            said = cell.source.replace("<!-- course -->", course(pages))
+            said = said.replace("<!-- start -->", start(pages))
+            parts.append(re.sub(r"<!-- github: (.*?) -->", r"(\1)", said))
             continue
         if cell.directives.get("echo") != "false":
             parts.append(f"```python\n{cell.source}\n```")

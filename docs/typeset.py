@@ -102,7 +102,32 @@ def visit(self, node, display: bool):
     raise nodes.SkipNode
 
 
+LONGEST = 60  # letters of TeX: a longer formula may have to break
+
+
+def keep_with_punctuation(app, doctree, url):
+    "Hold a short formula and the full stop, comma or bracket behind it in one line."
+    for formula in list(doctree.findall(nodes.math)):
+        behind = formula.next_node(siblings=True, descend=False)
+        if len(formula.astext()) > LONGEST or not isinstance(behind, nodes.Text):
+            continue
+        found = re.match(r"[.,;:!?)]+", str(behind))
+        if not found:
+            continue
+        parent = formula.parent
+        at = parent.index(formula)
+        rest = str(behind)[found.end() :]
+        together = nodes.inline(
+            "", "", formula.deepcopy(), nodes.Text(found[0]), classes=["nobreak"]
+        )
+        parent.children[at : at + 2] = [together, *([nodes.Text(rest)] if rest else [])]
+        parent.setup_child(together)
+        for child in parent.children[at : at + 2]:
+            child.parent = parent
+
+
 def setup(app):
+    app.connect("doctree-resolved", keep_with_punctuation)
     app.add_html_math_renderer(
         "built",
         (lambda self, node: visit(self, node, False), None),

@@ -11,6 +11,17 @@
   }).observe(end);
   tick();
 
+  // what the search box offers while one types; the list is loaded when somebody goes there
+  const beside = document.currentScript && document.currentScript.src.replace(/course\.js.*$/, "suggestions.js");
+  for (const box of document.querySelectorAll("input.sidebar-search, #find input[name=q]")) box.addEventListener("focus", () => {
+    const list = Object.assign(document.createElement("datalist"), { id: "suggestions" });
+    if (!beside || document.getElementById(list.id)) return;
+    const script = Object.assign(document.createElement("script"), { src: beside });
+    script.onload = () => { list.append(...SUGGESTIONS.map(value => Object.assign(document.createElement("option"), { value }))); };
+    document.body.append(list, script);
+    box.setAttribute("list", list.id);
+  }, { once: true });
+
   // on a wide screen the front page shows the playground; elsewhere the reader opens it
   const shown = document.querySelector(".playground-frame");
   if (shown && !end && matchMedia("(min-width: 60rem)").matches) shown.open = true;
