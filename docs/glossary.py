@@ -41,7 +41,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     ),
     "calibration": (
         "Whether a reward model's probabilities are right: of the pairs to which it gives .7, seven in ten should be preferred.",
-        "guides/reward_model_training",
+        "learn/reward_model",
         ("calibrated",),
     ),
     "CISPO": (
@@ -311,7 +311,7 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     "verifier": (
         "The code behind a verifiable reward. It can be wrong both ways: pass a wrong answer, and fail a right one.",
         "learn/verifiable_rewards",
-        ("verifiers",),
+        (),
     ),
     "whitening": (
         "Shifting and scaling to mean 0 and variance 1, over real tokens only.",
@@ -436,7 +436,7 @@ ALIASES = {  # what else is typed into the search -> the page that teaches it
     "TensorBoard": "guides/trackers",
     "environment": "guides/environments",
     "Gymnasium": "guides/environments",
-    "verifiers": "guides/environments",
+    "verifiers": "guides/verifiers",
     "math-verify": "guides/verifiers",
     "reasoning-gym": "guides/verifiers",
     "EMA": "reference/training/policies",

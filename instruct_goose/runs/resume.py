@@ -451,9 +451,10 @@ class SignalWatch:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
+        handlers = self.before
         self.before = {}
+        for number in sorted(handlers, key=lambda number: number == signal.SIGINT):
+            signal.signal(number, handlers[number])  # Ctrl-C last: it may be raised at once
 
     def receive(self, number: int, frame: object) -> None:
         """Handle a signal: the first one is raised, see `check`, and later ones are not.

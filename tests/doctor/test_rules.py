@@ -88,10 +88,10 @@ def test_what_stands_between_reward_and_total_is_not_always_the_kl():
     rows = [
         {
             "reward_mean": 0.5,
-            "total_reward_mean": 0.5 + 0.01 * i,
+            "total_reward_mean": 0.5 + 0.03 * i,
             "beta": 0.1,
-            "kl_to_reference": 0.1 * i,
-            "kl_estimate": 0.1 * i,
+            "kl_to_reference": 0.3 * i,
+            "kl_estimate": 0.3 * i,
         }
         for i in range(12)
     ]

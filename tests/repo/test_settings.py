@@ -5,6 +5,7 @@ import configparser
 import importlib.metadata as metadata
 import re
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def test_nbdev_2_finds_what_it_reads():
 def test_extras_are_those_that_contributing_lists():
     said = (root / "CONTRIBUTING.md").read_text("utf-8")
     assert set(extras) == {
+        "verifiers",
         "smollm",
         "peft",
         "trackers",
@@ -81,9 +83,12 @@ def test_constraints_pin_everything_and_nothing_of_one_machine():
 
 
 def test_the_environment_is_what_constraints_say():
-    installed = {
-        normal(d.metadata["Name"]): d.version.split("+")[0] for d in metadata.distributions()
-    }
+    places = [
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+    ]  # not what setuptools brings
+    found = metadata.distributions(path=list(dict.fromkeys(places)))
+    installed = {normal(d.metadata["Name"]): d.version.split("+")[0] for d in found}
     assert not {n: (v, installed[n]) for n, v in constraints.items() if installed.get(n, v) != v}
 
 
@@ -131,9 +136,15 @@ def imported(source: str) -> set[str]:
 def test_what_is_imported_is_required(folder, requirements):
     belongs = metadata.packages_distributions()
     allowed = {normal(Requirement(r).name) for r in requirements}
-    local = {"device", "bench", "same_name_formulas", "traced_here", "tasks"} | {
-        p.stem for f in (folder, "docs", "evidence", "bench") for p in (root / f).rglob("*.py")
-    }
+    local = {
+        "device",
+        "bench",
+        "same_name_formulas",
+        "traced_here",
+        "tasks",
+        "page_tensors",
+        "IPython",
+    } | {p.stem for f in (folder, "docs", "evidence", "bench") for p in (root / f).rglob("*.py")}
     stray = {}
     for path in (root / folder).rglob("*.py"):
         for name in imported(path.read_text("utf-8")) - local:
@@ -162,6 +173,7 @@ def test_every_make_target_is_listed_and_real():
         "evidence",
         "bench",
         "parity",
+        "engines",
         "clean",
         "coverage",
         *(listed & {"fuzz", "mutations", "portable"}),

@@ -407,7 +407,7 @@ def test_each_page_stands_on_its_shelf():
             made.select(".current-page")
         ) == (url != "index")
         assert len(made.select("details[open]")) == (url.startswith("reference/"))
-    assert len(BeautifulSoup(shelves.sidebar("learn/kl"), "html.parser").select("li")) == 24
+    assert len(BeautifulSoup(shelves.sidebar("learn/kl"), "html.parser").select("li")) == 27
     every = {
         a["href"]
         for shelf in ("learn", "guides", "reference")
@@ -428,7 +428,7 @@ def test_one_place_and_one_way_on():
                 re.S,
             )
         ]
-        assert text.count(f"lesson {p.number} of 24") == 1 and "<strong>Next</strong>" not in text
+        assert text.count(f"lesson {p.number} of 27") == 1 and "<strong>Next</strong>" not in text
         assert said == ([f"{Path(after.url).name}.html"] * 2 if after else ["../guides.html"]), (
             p.url
         )

@@ -314,19 +314,21 @@ def test_a_child_that_is_terminated_or_fails_does_not_act_as_the_run(tmp_path, c
 def test_a_child_that_is_signalled_at_once_dies(tmp_path, capfd, number):
     "Python forgets a signal that comes while it forks, or hands it to the handlers of the run."
 
-    def ends(child):
-        if child == 0:
-            try:
+    def dies() -> bool:
+        child = -1
+        try:
+            child = os.fork()
+            if child == 0:
                 time.sleep(0.5)
-            except KeyboardInterrupt:
-                os._exit(-number % 256)  # a shell's word for it would be 128 + number
-            os._exit(0)
+                os._exit(0)
+        except KeyboardInterrupt:  # nobody interrupts the parent
+            os._exit(-number % 256)  # a shell's word for it would be 128 + number
         os.kill(child, number)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (-number, -number % 256)
 
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with CheckpointManager(tmp_path, {}, steps=9):
-        survivors = [trial for trial in range(60) if not ends(os.fork())]
+        survivors = [trial for trial in range(60) if not dies()]
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
     assert survivors == []
     assert capfd.readouterr().err == ""
