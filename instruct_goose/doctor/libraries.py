@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from .diagnosis import diagnose, RULES
+from .diagnosis import diagnose, finding_text, RULES
 from .rules import Finding, KEYS, PART
 
 # %% ../../nbs/reference/doctor/libraries.ipynb #82b7bc4f
@@ -430,12 +430,7 @@ def report_log(log: Log, findings: Sequence[Finding]) -> str:
     if not findings:
         lines.append("Nothing looks wrong in these numbers, which is no proof.")
     for finding in findings:
-        lines.append(
-            f"{finding.severity.upper()}  {finding.name}: {finding.what}.\n"
-            f"  seen   {finding.evidence}.\n"
-            f"  cure   {finding.cure}.\n"
-            f"  lesson nbs/{finding.lesson}.ipynb"
-        )
+        lines.append(finding_text(finding))
     lines.append(f"{len(asked)} rules could be asked: {', '.join(asked) or 'none'}.")
     lines.append(f"{len(others)} could not, for want of numbers: {', '.join(others)}.")
     return "\n".join(lines)
