@@ -130,6 +130,7 @@ from instruct_goose.training.update import (
     make_optimizer,
     micro_batches,
     minibatches,
+    go_to_iteration,
     next_learning_rate,
     total_loss,
 )
@@ -819,7 +820,7 @@ class RLHFTrainer:
         for name, part in self.parts().items():
             part.load_state_dict(state["parts"][name])
         self.iteration = state["iteration"]
-        self.schedule.last_epoch = self.iteration
+        go_to_iteration(self.schedule, self.iteration)
         self.stopped = state["stopped"]
         sync_weights(self.sampler, self.agent.model)
         torch.set_num_threads(state["environment"]["threads"])

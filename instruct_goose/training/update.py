@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EvaluateFn', 'LossFn', 'drop_truncated', 'minibatches', 'micro_batches', 'aggregation_args', 'importance_weights',
            'loss_args', 'kl_penalty', 'total_loss', 'MicroBatchTrace', 'backward', 'clip_gradients', 'make_optimizer',
-           'next_learning_rate', 'Coefficients', 'explain_nonfinite', 'first_nonfinite']
+           'next_learning_rate', 'go_to_iteration', 'Coefficients', 'explain_nonfinite', 'first_nonfinite']
 
 # %% ../../nbs/reference/training/update.ipynb #3464f50d
 import warnings
@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import nn, Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ..config import RLHFConfig
 from ..core.checks import check_values, NotNegative
@@ -356,6 +356,19 @@ def next_learning_rate(schedule: LRScheduler) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
         schedule.step()
+
+
+def go_to_iteration(schedule: LambdaLR, iteration: int) -> None:
+    """Set the schedule to an iteration, and the optimizer to that iteration's learning rate.
+
+    In a run that goes on with more steps it is another rate than the one that was saved.
+    """
+    schedule.last_epoch = iteration
+    groups = zip(
+        schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
+    )
+    for group, base, factor in groups:
+        group["lr"] = base * factor(iteration)
 
 # %% ../../nbs/reference/training/update.ipynb #04e26e6e
 class Coefficients:

@@ -260,6 +260,27 @@ def test_stopped_resumed_and_made_longer_it_is_the_run_that_was_that_long(
     ) == 2 + len(ROWS)
 
 
+@pytest.mark.parametrize(
+    "schedule, rates",
+    [
+        ("linear", [1, 2 / 3, 1 / 3, 1 / 2, 1 / 3, 1 / 6]),
+        (
+            "cosine",
+            [(1 + math.cos(x * math.pi)) / 2 for x in (0, 1 / 3, 2 / 3, 1 / 2, 2 / 3, 5 / 6)],
+        ),
+    ],
+)
+def test_a_run_with_more_steps_goes_on_at_the_rate_of_the_longer_run(
+    tmp_path, capsys, schedule, rates
+):
+    "Its first new iteration had the rate of the old end, which is 0; the doctor took the rest for another schedule."
+    for steps in (3, 6):
+        made = trainer(steps, lr_schedule=schedule)
+        train_in(made, tmp_path, ROWS, right, resume=steps > 3, progress=False)
+    assert [row["lr"] for row in log(tmp_path)] == pytest.approx([0.01 * rate for rate in rates])
+    assert "other schedule" not in capsys.readouterr().out
+
+
 def test_a_log_without_a_checkpoint_is_kept_beside(tmp_path, capsys):
     """A run that was killed before its first checkpoint starts over; what it has measured is still
     there.
