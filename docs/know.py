@@ -435,7 +435,7 @@ def know_page() -> str:
         models_table(),
         "## The doctor",
         "Twenty-four bugs, one seed each, written by the hand that wrote the rules, after them. *Named*: the finding is the bug; *seen*: a true consequence of it; "
-        "*missed*: nothing was said. No finding was false:",
+        "*missed*: nothing was said. Four findings were true consequences that had not been foreseen; none was false:",
         doctor_bugs_table(),
         doctor_healthy_table(),
         "## On other arithmetic",
