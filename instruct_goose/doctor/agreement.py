@@ -317,7 +317,8 @@ def one_state_two_numbers(run: Run, name: str, needs_token: bool) -> str | None:
     worst: tuple | None = None
     bad = 0
     for iteration, first, second, t in same_states(run, name, needs_token):
-        x, y = first[name][t], second[name][t]
+        x = first[name][t]
+        y = second[name][t]
         pairs += 1
         if abs(x - y) <= relative * max(abs(x), abs(y)) + absolute:
             continue

@@ -49,9 +49,6 @@ def diagnose(
     return sorted(findings, key=lambda finding: finding.severity != "error")
 
 # %% ../../nbs/guides/doctor.ipynb #f9a39c3d
-LADDER = "instruct-goose probe --trainer module:Class"  # what to do when nothing is found
-
-
 def finding_text(finding: Finding) -> str:
     "Write one finding: what is wrong, what was seen, what helps, and the lesson."
 
@@ -64,6 +61,9 @@ def finding_text(finding: Finding) -> str:
         f"  cure   {sentence(finding.cure)}\n"
         f"  lesson nbs/{finding.lesson}.ipynb"
     )
+
+# %% ../../nbs/guides/doctor.ipynb #bf2d8661
+LADDER = "instruct-goose probe --trainer module:Class"  # what to do when nothing is found
 
 
 def nothing_found(metrics: Sequence[Mapping[str, object]] = ()) -> str:
@@ -82,7 +82,7 @@ def nothing_found(metrics: Sequence[Mapping[str, object]] = ()) -> str:
         f"answers: {LADDER}"
     )
 
-
+# %% ../../nbs/guides/doctor.ipynb #8b3b2432
 def untried_rules(
     metrics: Sequence[Mapping[str, object]],
     tokens: Mapping[int, Sequence[Mapping]],
@@ -106,7 +106,7 @@ def untried_rules(
             untried.append(rule.name)
     return untried
 
-
+# %% ../../nbs/guides/doctor.ipynb #146cbcd3
 def report(
     findings: Sequence[Finding],  # from `diagnose`
     metrics: Sequence[Mapping[str, object]] = (),  # the same, for what was not looked for

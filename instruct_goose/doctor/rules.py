@@ -275,8 +275,9 @@ class Rule(NamedTuple):
         verdict = found
         if isinstance(verdict, str):
             verdict = Verdict(verdict, self.what, self.cure)
-        what, cure = verdict.what, verdict.cure
-        return Finding(self.name, self.severity, what, verdict.evidence, self.lesson, cure)
+        return Finding(
+            self.name, self.severity, verdict.what, verdict.evidence, self.lesson, verdict.cure
+        )
 
 # %% ../../nbs/reference/doctor/rules.ipynb #24cd9214
 def rounding_limit(run: Run) -> float:
@@ -597,7 +598,8 @@ def _right_or_wrong(run: Run, evidence: str) -> Verdict:
     highs = run["reward_max"] or run["reward_mean"]
     if not lows or not highs or not run["reward_mean"]:
         return Verdict(evidence, what, cure)
-    low, high = min(lows), max(highs)
+    low = min(lows)
+    high = max(highs)
     end = mean(last_quarter(run["reward_mean"]))
     if high - low <= 4 * FLOAT32 * max(abs(low), abs(high)):
         return Verdict(
