@@ -24,7 +24,7 @@ LAGS = (0, 1, 2, 4, 8)
 LEARNING_RATE = 0.1
 WAYS = ("no weights", "token weights", "response weights", "believed")
 CAP = 2.0
-REWARD_SECONDS = 1.0
+REWARD_SECONDS = 2.0
 STALENESS = (0, 1, 2, 4, 8)
 ITERATIONS = 20
 

@@ -9,7 +9,7 @@ __all__ = ['FIRST_BATCH_STREAM', 'SampledAhead', 'BackgroundSampler', 'copy_weig
 import copy
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from instruct_goose.rollouts.sampler import (
 )
 from .experience import Experience
 from .metrics import Metrics
-from .trainer import RLHFTrainer
+from .trainer import RLHFTrainer, steps_left
 
 # %% ../../nbs/guides/asynchronous.ipynb #37533141
 FIRST_BATCH_STREAM = 2**19  # the batches of a training have this random stream and those after it
@@ -57,6 +57,7 @@ class BackgroundSampler:
         trainer: RLHFTrainer,
         make_sampler: Callable[[Agent, Tokens], Sampler],
         max_staleness: int,  # iterations that the weights of a batch may be old
+        steps: int,  # batches to write
         prompts: Sequence,
         reward_fn: Rewards,
     ):
@@ -69,6 +70,7 @@ class BackgroundSampler:
         self.order.open(prompts)
         self.order.load_state_dict(trainer.prompts.state_dict())
         self.iteration = trainer.iteration  # whose batch is written next
+        self.end = trainer.iteration + steps
         self.weights_changed = threading.Condition()
         self.version = trainer.iteration  # iterations that the newest weights have seen
         self.newest = copy_weights(trainer.agent)
@@ -103,13 +105,14 @@ class BackgroundSampler:
         return batch
 
     def write_batches(self) -> None:
-        "Write batch after batch, until `stop` is called or an error is raised."
+        "Write batch after batch, until all are written, `stop` is called or an error is raised."
         try:
-            version = self.take_weights()
-            while version is not None:
+            while self.iteration < self.end:
+                version = self.take_weights()
+                if version is None:
+                    return
                 self.batches.put(self.write_batch(version))
                 self.iteration += 1
-                version = self.take_weights()
         except BaseException as error:  # raised again by `next_batch`
             self.batches.put(error)
 
@@ -173,8 +176,13 @@ class AsyncTrainer(RLHFTrainer):
         require_sampler_maker(make)
         self.make_sampler = make
 
-    def train(  # pyright: ignore[reportIncompatibleMethodOverride] no stream
-        self, prompts: Sequence, reward_fn: Rewards, *args: Any, **options: Any
+    def train(
+        self,
+        prompts: Sequence | Iterable,  # a list
+        reward_fn: Rewards,
+        steps: int | None = None,  # iterations; None: what is left of config.steps
+        *args: Any,
+        **options: Any,
     ) -> list[Metrics]:
         """Iterate `step` while the thread samples; arguments as for `RLHFTrainer.train`.
 
@@ -184,13 +192,14 @@ class AsyncTrainer(RLHFTrainer):
             raise TypeError(
                 "AsyncTrainer reads its prompts twice, in the thread and here: pass a list"
             )
+        steps = steps_left(self.config, self.iteration, steps)
         fitting = self.prompts_that_fit(prompts)
         self.background = BackgroundSampler(
-            self, self.make_sampler, self.max_staleness, fitting, reward_fn
+            self, self.make_sampler, self.max_staleness, steps, fitting, reward_fn
         )
         self.background.start()
         try:
-            return super().train(prompts, reward_fn, *args, **options)
+            return super().train(prompts, reward_fn, steps, *args, **options)
         finally:
             self.background.stop()
             self.background = None
