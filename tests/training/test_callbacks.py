@@ -61,8 +61,8 @@ class Journal(Callback):
     def on_iteration(self, trainer, experience, metrics):
         self.note("on_iteration", experience)
 
-    def on_end(self, trainer, experience, metrics):
-        self.note("on_end", experience)
+    def on_iteration_end(self, trainer, experience, metrics):
+        self.note("on_iteration_end", experience)
 
 
 def test_each_phase_tells_its_hook_what_it_has_made():
@@ -75,7 +75,7 @@ def test_each_phase_tells_its_hook_what_it_has_made():
         ("on_advantages", "Experience"),
         ("on_optimize", "dict"),
         ("on_iteration", "Experience"),
-        ("on_end", "Experience"),
+        ("on_iteration_end", "Experience"),
     ]
 
 
@@ -198,7 +198,7 @@ def test_of_several_reasons_the_first_is_named():
 
 def test_at_on_end_the_trainer_knows_that_the_run_ends():
     class Last(Callback):
-        def on_end(self, trainer, experience, metrics):
+        def on_iteration_end(self, trainer, experience, metrics):
             self.reason = trainer.stopped
 
     last = Last()
