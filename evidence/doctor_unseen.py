@@ -366,7 +366,7 @@ UNSEEN = {
     ),
     "whole scores": Bug(
         "scores are rounded to whole numbers",
-        after("judge", lambda t, scores: scores.round()),
+        with_other("scores", lambda t, r: r.scores.round(), "ask_rewards"),
         (),
         ("equal rewards",),
     ),

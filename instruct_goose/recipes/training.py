@@ -44,7 +44,7 @@ from instruct_goose.runs.directory import (
 from ..runs.resume import CheckpointManager, RL_STAGE
 from ..training.metrics import Metrics
 from ..training.trainer import RLHFTrainer
-from ..rollouts.rollout import Rollout
+from ..rollouts.rollout import require_scores, Rollout
 
 # %% ../../nbs/reference/recipes/training.ipynb #33a2e7d1
 @dataclass
@@ -283,7 +283,8 @@ def answer(
     with ProgressBar(total, name, show=progress) as bar:
         for rollout in trainer.answers(prompts, trainer.config.eval_greedy):
             if reward_fn is not None:
-                scores.append(trainer.judge(rollout, reward_fn, "held-out text"))
+                scored = trainer.ask_rewards(rollout, reward_fn, "held-out text")
+                scores.append(require_scores(scored))
             answers.prompts.extend(asked_texts(rollout))
             answers.responses.extend(completion_texts(rollout, trainer.tokenizer))
             bar.step(f"{len(answers.responses)} answers")

@@ -395,19 +395,10 @@ def train_policy(
     """
     out = Path(out).absolute()  # a reward may change the working directory
     log = RunLog(out, stage)
-    log.resume(trainer)
-    if trainer.iteration < trainer.config.steps and not trainer.stopped:
-        prompts = job.prompts
-        if not is_indexable(prompts):  # a stream begins anew: skip what has been seen
-            prompts = islice(prompts, trainer.prompts.seen, None)
-        progress = job.progress and is_main_process()
-        with logging_to(trainer, log, out, job):
-            try:
-                trainer.train(prompts, job.reward_fn, progress=progress, held_out=job.held_out)
-            except KeyboardInterrupt:
-                if stage.newest_state is not None and is_main_process():
-                    save_last_whole_policy(trainer, stage.newest_state, out / "policy")
-                raise
+    with logging_to(trainer, log, out, job):
+        log.resume(trainer)  # the state of a tracker as well, which is a callback here
+        if trainer.iteration < trainer.config.steps and not trainer.stopped:
+            _train_on(trainer, job, out, stage)
     if is_main_process() and trainer.stopped:
         print(f"  Stopped early: {trainer.stopped}")
     if trainer.best is not None:
@@ -415,6 +406,20 @@ def train_policy(
         if is_main_process():
             print(f"  Kept: the policy after {trainer.best_policy.iteration} iterations")
     return log.metrics
+
+
+def _train_on(trainer: RLHFTrainer, job: TrainingJob, out: Path, stage: Stage) -> None:
+    "Train from where the trainer stands; after Ctrl-C save the policy of the last whole iteration."
+    prompts = job.prompts
+    if not is_indexable(prompts):  # a stream begins anew: skip what has been seen
+        prompts = islice(prompts, trainer.prompts.seen, None)
+    progress = job.progress and is_main_process()
+    try:
+        trainer.train(prompts, job.reward_fn, progress=progress, held_out=job.held_out)
+    except KeyboardInterrupt:
+        if stage.newest_state is not None and is_main_process():
+            save_last_whole_policy(trainer, stage.newest_state, out / "policy")
+        raise
 
 # %% ../../nbs/reference/runs/directory.ipynb #c65d9440
 @contextmanager

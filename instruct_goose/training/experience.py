@@ -341,7 +341,7 @@ def kl_penalty_in_reward(
 def greedy_baseline(
     rollout: Rollout,
     sampler: Sampler,
-    judge: Callable[[Rollout], Float[Tensor, "batch"]],  # R(q, r)
+    ask_rewards: Callable[[Rollout], Rollout],  # returns a copy with scores, R(q, r)
     kl_penalty: Callable[[Rollout], Float[Tensor, "batch"]],  # see `kl_penalty_in_reward`
     tokenizer: PreTrainedTokenizerBase | None,
     config: RLHFConfig,
@@ -355,7 +355,7 @@ def greedy_baseline(
     greedy, row = greedy_responses(sampler, rollout, config)
     answers = attach_texts(greedy, tokenizer)[row]
     answers.columns = rollout.columns
-    return judge(answers) - kl_penalty(greedy)[row]
+    return require_scores(ask_rewards(answers)) - kl_penalty(greedy)[row]
 
 # %% ../../nbs/reference/training/experience.ipynb #5d68bef7
 def count_group_tokens(

@@ -9,7 +9,7 @@ __all__ = ['RLHFTrainer', 'steps_left', 'HeldOut']
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -221,30 +221,30 @@ class RLHFTrainer:
     def score(self, rollout: Rollout, reward_fn: Rewards) -> Rollout:
         """score = R(q, r), of the responses and where it is needed of the likeliest ones.
 
-        Returns the rollout with its scores, (B,), some of its groups replaced or dropped if the
-        settings say so. Raises RewardError for a reward function that fails or returns no scores,
+        Returns a copy of the rollout with its scores, (B,), some of its groups replaced or dropped
+        if the settings say so. Raises RewardError for a reward function that fails or returns no scores,
         TimeoutError for one that takes longer than reward_timeout.
         """
         config = self.config
-        judge = partial(self.judge, reward_fn=reward_fn)
-        scores = judge(rollout)
+        ask_rewards = partial(self.ask_rewards, reward_fn=reward_fn)
+        rollout = ask_rewards(rollout)
         if config.needs == "greedy":  # ReMax
             rollout.baseline = greedy_baseline(
                 rollout,
                 self.sampler,
-                partial(judge, kind="greedy text"),
+                partial(ask_rewards, kind="greedy text"),
                 self.kl_penalty_in_reward,
                 self.tokens.tokenizer,
                 config,
             )
-        rollout.scores = scores
         if config.max_redraws or config.drop_flat_groups:
             take_prompts = self.prompts.take if self.prompts.is_open else None
-            rollout = resample_flat_groups(rollout, config, self.rollout, judge, take_prompts)
+            rollout = resample_flat_groups(rollout, config, self.rollout, ask_rewards, take_prompts)
         if config.reward_scaling == "running":
             self.reward_scale.add(require_scores(rollout))
         if config.recheck_every is not None and self.iteration % config.recheck_every == 0:
-            rollout.reward_noise = reward_noise(rollout, partial(judge, kind="text asked again"))
+            ask_again = partial(ask_rewards, kind="text asked again")
+            rollout.reward_noise = reward_noise(rollout, ask_again)
         return rollout
 
     def annotate(self, rollout: Rollout) -> Annotations:
@@ -384,27 +384,34 @@ class RLHFTrainer:
         cut = self.config.long_rows != "refuse"
         return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
 
-    def judge(
+    def ask_rewards(
         self,
         rollout: Rollout,
         reward_fn: Rewards,
         kind: str = "text",  # what error messages call a response
-    ) -> Float[Tensor, "batch"]:
-        """The checked score of each response. Override it to add something to all of them.
+    ) -> Rollout:
+        """Ask the reward functions for the score of each response, and check it.
 
-        Also sets token_scores, score_parts, logged and extra of the rollout.
+        Returns a copy of the rollout with scores, token_scores, score_parts, logged and extra; the
+        rollout given stays as it is. Override it to add something to all scores. Raises
+        RewardError and TimeoutError as `score`.
         """
         log = RewardLog()
         progress = TrainerState(global_step=self.iteration, max_steps=self.config.steps)
 
-        def ask(rows: Rollout) -> dict[str, Any]:
+        def score(rows: Rollout) -> dict[str, Any]:
             return score_rollout(rows, reward_fn, self.config, self.tokens, progress, log, kind)
 
-        columns = map_rows(ask, rollout, unit=self.config.group_size)
-        rollout.token_scores = columns["token_scores"]
-        rollout.score_parts = columns["score_parts"]
-        rollout.logged, rollout.extra = merge_reward_logs(gather_results(lambda: log))
-        return columns["scores"].to(self.device)
+        columns = map_rows(score, rollout, unit=self.config.group_size)
+        logged, extra = merge_reward_logs(gather_results(lambda: log))
+        return replace(
+            rollout,
+            scores=columns["scores"].to(self.device),
+            token_scores=columns["token_scores"],
+            score_parts=columns["score_parts"],
+            logged=logged,
+            extra=extra,
+        )
 
     def kl_penalty_in_reward(self, rollout: Rollout) -> Float[Tensor, "batch"]:
         """Compute β·Σₜ k(ℓₜ) of each response, (B,), where the KL is charged in the reward.
@@ -596,7 +603,8 @@ class RLHFTrainer:
         kls = []
         rollouts = []
         for rollout in self.answers(prompts, greedy):
-            scores.append(self.judge(rollout, reward_fn, "held-out text"))
+            rollout = self.ask_rewards(rollout, reward_fn, "held-out text")
+            scores.append(require_scores(rollout))
             kl = self.annotate(rollout).kl
             if kl is not None:
                 kls.append(masked_sum(kl, rollout.mask, dim=-1))

@@ -83,7 +83,7 @@ def test_callbacks_are_told_in_their_order_and_the_function_of_train_comes_last(
     calls = []
     t = trainer(callbacks=[Journal(calls, "first "), Journal(calls, "second ")])
     t.train(PROMPTS, reward, steps=1, progress=False, callback=lambda m: calls.append(("third", m)))
-    told = [name for name, _ in calls if "iteration" in name or name == "third"]
+    told = [name for name, _ in calls if name.endswith("on_iteration") or name == "third"]
     assert told == ["first on_iteration", "second on_iteration", "third"]
 
 
@@ -314,11 +314,12 @@ class Watched(RLHFTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.judged = []
+        self.asked = []
 
-    def judge(self, rollout, reward_fn, kind="text"):
-        self.judged.append((kind, rollout))
-        return super().judge(rollout, reward_fn, kind)
+    def ask_rewards(self, rollout, reward_fn, kind="text"):
+        scored = super().ask_rewards(rollout, reward_fn, kind)
+        self.asked.append((kind, scored))
+        return scored
 
 
 def test_evaluating_changes_no_bit_of_the_training():
@@ -345,7 +346,7 @@ def evaluated_run():
     "A run with one evaluation, its metrics, and the held-out rollouts."
     t = trainer(Watched, eval_every=3, seed=4, temperature=1.2)
     history = t.train(PROMPTS, reward, steps=3, progress=False, held_out=HELD_OUT)
-    return t, history[2], [rollout for kind, rollout in t.judged if kind == "held-out text"]
+    return t, history[2], [rollout for kind, rollout in t.asked if kind == "held-out text"]
 
 
 def encoded(prompts):

@@ -4,6 +4,7 @@ Oracles: TRL's formula, a run whose reference is replaced by hand, and a run tha
 """
 
 import copy
+from dataclasses import replace
 
 import pytest
 import small_trainer
@@ -214,11 +215,11 @@ class Scripted(RLHFTrainer):
 
     script = ()
 
-    def judge(self, rollout, reward_fn, kind="text"):
+    def ask_rewards(self, rollout, reward_fn, kind="text"):
         if kind != "held-out text":
-            return super().judge(rollout, reward_fn, kind)
+            return super().ask_rewards(rollout, reward_fn, kind)
         score, *self.script = self.script
-        return torch.full((len(rollout),), score)
+        return replace(rollout, scores=torch.full((len(rollout),), score))
 
 
 def scripted_run(rewards):
