@@ -38,6 +38,7 @@ from typing import (
     Union,
 )
 
+# %% ../../nbs/guides/command_line.ipynb #5832734b
 import tyro
 
 from ..core.checks import hints_for, OneOf
