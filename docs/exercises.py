@@ -456,7 +456,10 @@ def download() -> bytes:
 def pyodide(cache: Path) -> bytes:
     "npm's package, as its integrity says; kept in `cache`."
     kept = cache / f"pyodide-{PYODIDE}.tgz"
-    good = lambda data: base64.b64encode(hashlib.sha512(data).digest()).decode() == INTEGRITY
+
+    def good(data):
+        return base64.b64encode(hashlib.sha512(data).digest()).decode() == INTEGRITY
+
     if kept.exists() and good(data := kept.read_bytes()):
         return data
     if not good(data := download()):

@@ -169,7 +169,10 @@ def test_every_placement_by_enumeration(seed, vocab):
     nothing; and E[k·∇log π] = π(k − E k) for a k that is a plain number."""
     p, q = pair(seed, vocab)
     ell = p - q
-    mean = lambda x: (p.exp() * x).sum()
+
+    def mean(x):
+        return (p.exp() * x).sum()
+
     theta = p.clone().requires_grad_()
     lp = theta.log_softmax(-1)[None]
     one = torch.ones(vocab, 1, dtype=torch.bool)  # a batch of one-token responses, one of each kind
