@@ -409,7 +409,7 @@ def know_page() -> str:
         "# How we know",
         "```{rst-class} subtitle\n```\n\nWhat was measured, on which machine, how often and with what spread\n",
         "Every figure is counted in a record under `evidence/`, which names the commit, the processor and the versions. `make evidence` writes the records again, "
-        "[whole runs](../evidence/reports/README.md) can be opened, and [How fast](../docs/speed.py) compares the time with other libraries'.",
+        "[whole runs](../evidence/reports/README.md) can be opened, and [How fast](../docs/speed.md) compares the time with other libraries'.",
         "## The quickstart",
         quickstart_table(),
         samples_table(),

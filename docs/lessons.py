@@ -17,7 +17,7 @@ REPO, BRANCH = (
     SETTINGS["DEFAULT"]["git_url"],
     SETTINGS["DEFAULT"]["branch"],
 )  # every link to the repository is made from these
-ONLINE = True  # readers can reach the repository; if not, no page leads to Colab, which reads it
+ONLINE = False  # can readers reach REPO? Only then do pages lead to Colab and to files of the repository; until then the site has copies of these files
 SHELVES = {"learn": "Learn", "guides": "Guides", "reference": "Reference"}
 COURSE = {
     1: "First steps",
