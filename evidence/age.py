@@ -28,6 +28,7 @@ MEASURES = {
     "inputs": "cli.main",
     "details": "tasks.exact_world",
     "distillation": "models.teacher",
+    "playground_edits": "tasks.playground",
     "trackers": "runs.trackers",
     "recipes": "recipes.smollm",
     "smollm_reviews": "recipes.smollm",
