@@ -534,11 +534,9 @@ def page_text(cell: Cell, page: Page, links: Links, seen: set[str]) -> str:
 def with_drawings(text: str, page: Page, pages: list[Page]) -> str:
     "A text with what its comments name in their places: lists of pages, the playground."
     text = re.sub(f"<!-- ({'|'.join(DRAWN)}) -->", lambda m: DRAWN[m[1]](page, pages), text)
-    return re.sub(
-        r"<!-- playground ?(\w*) -->",
-        lambda m: frame(m[1] or None, "../" * page.url.count("/")),
-        text,
-    )
+    root = "../" * page.url.count("/")
+    text = re.sub(r"<!-- playground ?(\w*) -->", lambda m: frame(m[1] or None, root), text)
+    return re.sub(r"<!-- loss ([\w -]*?) -->", lambda m: frame(None, root, m[1]), text)
 
 
 def last_cells(page: Page, pages: list[Page], links: Links) -> list[dict]:

@@ -15,6 +15,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import NamedTuple
@@ -81,6 +82,7 @@ def split_source(source: str, names: Sequence[str]) -> Source:
     return Source("\n".join(lines[:end]), "\n\n\n".join(texts) + "\n", "\n".join(lines[end:]))
 
 
+@cache  # before a reader's text takes the place of a module
 def exported_sources() -> dict[str, Source]:
     "Each part as it is exported."
     sources = {}
