@@ -16,7 +16,7 @@ from lessons import ROOT
 from page_names import Names
 
 LESSONS = (1, 4, 5, 6, 7, 8, 9, 10, 11, 12)  # whose cells are compared with torch
-ON_PAGES = (6, 7, 8, 9, 11, 12)  # whose cells can be run by a reader
+ON_PAGES = (1, 4, 5, 6, 7, 8, 9, 11, 12)  # whose cells can be run by a reader
 CHAOS = "it trains in float32, where the order of adding decides the last digits, and these grow"
 DIFFERENT = {  # (lesson, cell): why it gives other numbers than torch
     (9, "4455d583"): "it shows what is left of a difference of rounding errors",

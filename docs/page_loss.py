@@ -26,6 +26,8 @@ PARTS = {  # what can be edited: the module, and the definitions that the editor
         "objective.policy_loss",
         ("clipped_objective", "_weight_objective", "_weight_clipped", "SURROGATES", "policy_loss"),
     ),
+    "value loss": ("objective.value_loss", ("value_loss",)),
+    "whole loss": ("objective.ppo", ("ppo_loss",)),
     "advantage": ("objective.advantages", ("td_errors", "gae", "group_advantages", "ADVANTAGES")),
     "KL estimator": ("objective.kl", ("k1", "k2", "k3", "ESTIMATORS", "kl_in_reward")),
     "average": ("objective.masks", ("AGGREGATES", "aggregate", "whiten")),
@@ -33,6 +35,8 @@ PARTS = {  # what can be edited: the module, and the definitions that the editor
 PLUGIN = "plug-in"  # a text of the reader's own
 TABLES = {  # what a plug-in adds to, and the setting of an algorithm that names its entry
     "surrogate": ("objective.policy_loss", "SURROGATES"),
+    "value loss": ("objective.value_loss", ("value_loss",)),
+    "whole loss": ("objective.ppo", ("ppo_loss",)),
     "advantage": ("objective.advantages", "ADVANTAGES"),
     "aggregation": ("objective.masks", "AGGREGATES"),
 }

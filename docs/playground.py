@@ -13,6 +13,7 @@ import statistics
 from pathlib import Path
 
 import page_loss
+from page_cells import lesson_path
 
 HERE = Path(__file__).parent / "playground"
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)"\n', re.M)
@@ -29,9 +30,18 @@ def bundle(name: str, seen: list[str] | None = None) -> str:
     return before + re.sub(r"^export ", "", IMPORT.sub("", source), flags=re.M)
 
 
+def plugin_text() -> str:
+    "The plug-in that lesson 24 invents: the cell whose docstring names the flag."
+    for cell in json.loads(lesson_path(24).read_text("utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if source.startswith('"A surrogate of my own: instruct-goose train --plugin'):
+            return source.rstrip("\n") + "\n"
+    raise SystemExit("docs/playground.py: lesson 24 has no plug-in for the editor")
+
+
 def editor_sources() -> dict:
     "What the editor of the loss shows at first, by part, and the module that each part is of."
-    texts = page_loss.exported_texts() | {page_loss.PLUGIN: (HERE / "plugin.py").read_text("utf-8")}
+    texts = page_loss.exported_texts() | {page_loss.PLUGIN: plugin_text()}
     modules = {part: f"instruct_goose.{module}" for part, (module, _) in page_loss.PARTS.items()}
     return {"exported": texts, "modules": modules, "plugin": page_loss.PLUGIN}
 

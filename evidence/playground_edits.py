@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -49,14 +50,6 @@ def trained(runs: list[dict], folder: Path) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def edited(exported: dict[str, str], edit: dict) -> dict[str, str]:
-    "The texts of the editor after a prepared edit."
-    text = exported[edit["part"]]
-    if text.count(edit["old"]) != 1:
-        raise SystemExit(f"docs/playground/edits.json: {edit['name']} fits the source no longer")
-    return {edit["part"]: text.replace(edit["old"], edit["new"])}
-
-
 def exported_texts() -> dict[str, str]:
     "The texts of the editor as they are exported."
     sys.path.insert(0, str(ROOT / "docs"))
@@ -67,13 +60,23 @@ def exported_texts() -> dict[str, str]:
     return page_loss.exported_texts()
 
 
-def record(seeds, iterations=ITERATIONS, wanted=None) -> dict:
-    "The figures of each edit, and of the loss as it is exported, seed by seed."
-    edits = json.loads((ROOT / "docs/playground/edits.json").read_text("utf-8"))
+def prepared() -> dict[str, dict[str, str]]:
+    "The texts of the editor after each prepared edit, by its name."
     exported = exported_texts()
-    variants = {"exported": {}} | {edit["name"]: edited(exported, edit) for edit in edits}
-    if wanted is not None:
-        variants = {name: variants[name] for name in wanted}
+    texts = {}
+    for edit in json.loads((ROOT / "docs/playground/edits.json").read_text("utf-8")):
+        text = exported[edit["part"]]
+        if text.count(edit["old"]) != 1:
+            raise SystemExit(
+                f"docs/playground/edits.json: {edit['name']} fits the source no longer"
+            )
+        texts[edit["name"]] = {edit["part"]: text.replace(edit["old"], edit["new"])}
+    return texts
+
+
+def record(seeds: Sequence[int], iterations: int = ITERATIONS) -> dict:
+    "The figures of each edit, and of the loss as it is exported, seed by seed."
+    variants = {"exported": {}} | prepared()
     runs = []
     for texts in variants.values():
         for seed in seeds:

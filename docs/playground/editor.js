@@ -1,24 +1,10 @@
 // The editor of the loss: the exported source, what the reader makes of it, and where something is wrong with it.
 import { element } from "./charts.js"
+import { packed, save, unpacked } from "./keep.js"
 
 const HELD = "playground: edited loss" // in the browser's storage
 
-// --- texts in an address ----------------------------------------------------------------------------------------------
-async function through(stream, bytes) {
-  return new Uint8Array(await new Response(new Blob([bytes]).stream().pipeThrough(stream)).arrayBuffer())
-}
-
-// JSON, deflated, in the letters of an address
-export async function packed(value) {
-  const bytes = await through(new CompressionStream("deflate-raw"), new TextEncoder().encode(JSON.stringify(value)))
-  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "")
-}
-
-export async function unpacked(letters) {
-  const bytes = Uint8Array.from(atob(letters.replaceAll("-", "+").replaceAll("_", "/")), c => c.charCodeAt(0))
-  return JSON.parse(new TextDecoder().decode(await through(new DecompressionStream("deflate-raw"), bytes)))
-}
-
+// --- texts in the browser ---------------------------------------------------------------------------------------------
 function remembered() {
   try { return JSON.parse(localStorage.getItem(HELD)) ?? {} } catch { return {} }
 }
@@ -42,12 +28,6 @@ export function notebook(part, text, module) {
     code(`import ${module} as module\n\nglobals().update({name: x for name, x in vars(module).items() if not name.startswith("__")})`), code(text),
     code(`vars(module).update(${names.map(name => `${name}=${name}`).join(", ")})`)]
   return JSON.stringify({ cells, metadata: { kernelspec: { name: "python3", display_name: "Python 3", language: "python" } }, nbformat: 4, nbformat_minor: 5 }, null, 1)
-}
-
-function save(name, text) {
-  const link = element("a", { href: URL.createObjectURL(new Blob([text])), download: name })
-  link.click()
-  URL.revokeObjectURL(link.href)
 }
 
 // --- the editor -------------------------------------------------------------------------------------------------------
@@ -182,8 +162,11 @@ export class Editor {
     if (!line) at("editor").scrollTop = 0
   }
 
+  // an address that holds the edits
+  async link() { return `${location.href.split(/[?#]/)[0]}?loss=${encodeURIComponent(this.part)}#loss=${await packed(this.texts)}` }
+
   async share() {
-    const link = `${location.href.split("#")[0]}#loss=${await packed(this.texts)}`
+    const link = await this.link()
     try {
       await navigator.clipboard.writeText(link)
       this.say("The link is copied: it holds your edits.")

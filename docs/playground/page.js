@@ -147,8 +147,8 @@ async function inTime(answer) {
 }
 
 async function trainWith(texts) {
+  editor.say(files ? "Your loss is being loaded" : "Python is loading: 7 MB, once")
   await stop()
-  editor.say("Python is loading: 7 MB, once")
   try { await ask("python", { files: await loadFiles() }) } catch (error) {
     files = undefined
     return editor.say(location.protocol === "file:" && !document.querySelector(".site") ? "Python could not be loaded: its files belong into the folder _static beside this page." : `Python could not be started: ${error.message ?? "this browser is too old for it"}`)
@@ -156,9 +156,9 @@ async function trainWith(texts) {
   inPython = texts
   const made = await inTime(ask("objective", { texts }))
   if (!made) return
+  await reset()
   const parts = Object.keys(texts), added = Object.entries(made.added).map(([setting, name]) => `${setting} “${name}”`)
   editor.say(parts.length ? `Trains with your ${parts.join(" and ")}, in Python${added.length ? `: ${added.join(", ")}` : ""}.` : "Trains with the exported loss, in Python. Nothing is edited: the numbers are those of the built-in loss.")
-  await reset()
   await play(MOST, () => 0)
 }
 
@@ -391,4 +391,4 @@ async function begin() {
   if (address.iterations) await script(address.iterations)
 }
 
-window.playground = { trace: (settings, iterations) => ask("trace", { settings: { ...DEFAULTS, ...settings }, iterations }), ready: begin() }
+window.playground = { editor, trace: (settings, iterations) => ask("trace", { settings: { ...DEFAULTS, ...settings }, iterations }), ready: begin() }

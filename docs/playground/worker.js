@@ -29,7 +29,10 @@ const ANSWERS = {
     objective = texts ? new PythonLoss(python, texts) : OWN_OBJECTIVE
     return { added: objective.added ?? {} }
   },
-  settings({ settings }) { trainer.settings = { ...settings }; return {} },
+  settings({ settings }) {
+    if (trainer) trainer.settings = { ...settings }
+    return {}
+  },
   iterate() {
     const began = performance.now(), made = trainer.iterate()
     spent += performance.now() - began

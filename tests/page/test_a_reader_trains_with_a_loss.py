@@ -23,9 +23,8 @@ from instruct_goose.tasks.playground import (
 from instruct_goose.training.experience import Experience
 from instruct_goose.training.update import total_loss
 
-ROOT = Path(__file__).parents[2]
 EXPORTED = page_loss.exported_texts()
-PLUGIN = (ROOT / "docs/playground/plugin.py").read_text("utf-8")
+PLUGIN = page.plugin_text()
 LENGTHS = [3, 5, 1, 4, 2, 5, 3, 4]
 MASK = torch.tensor([[t < n for t in range(max(LENGTHS))] for n in LENGTHS])
 ROWS = [5, 0, 3, 6]  # of the minibatch
