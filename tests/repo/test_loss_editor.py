@@ -44,10 +44,9 @@ class Editor:
 
     def edit(self, old: str, new: str) -> None:
         assert old in self.text()
-        self.tab.ask(
-            "(box => { box.value = box.value.replace(%s, () => %s); box.dispatchEvent(new Event('input')) })"
-            "(document.getElementById('pg-text'))" % (json.dumps(old), json.dumps(new))
-        )
+        box = "document.getElementById('pg-text')"
+        changed = f"{box}.value.replace({json.dumps(old)}, () => {json.dumps(new)})"
+        self.tab.ask(f"{box}.value = {changed}, {box}.dispatchEvent(new Event('input'))")
 
     def train(self) -> str:
         "Train until an iteration is over, or something is said."
