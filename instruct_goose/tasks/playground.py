@@ -340,7 +340,6 @@ def minibatch_loss(
         loss = loss + aggregate(kl, mask, algorithm["aggregation"])
     return loss, parts
 
-
 # %% ../../nbs/guides/playground.ipynb #224315a0
 class Iteration(NamedTuple):
     "What one iteration computed."
@@ -362,7 +361,6 @@ def read(
     "Compute log π(aₜ|sₜ), Vₜ and the entropy S(sₜ) of every token."
     logits, values = policy(contexts(ids))
     return token_logprobs(logits, ids, temperature), values, entropy(logits, temperature)
-
 
 # %% ../../nbs/guides/playground.ipynb #58fcb6f9
 def update(
@@ -394,7 +392,6 @@ def update(
     gradients = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
     optimizer.step()
     return loss.item(), torch.cat(gradients).norm().item()
-
 
 # %% ../../nbs/guides/playground.ipynb #356602d8
 def train(
