@@ -305,7 +305,7 @@ def rewards_and_advantages(
         advantages = whiten(advantages, mask)
     return rewards, advantages, returns
 
-
+# %% ../../nbs/guides/playground.ipynb #5f3913d1
 def minibatch_loss(
     logprobs: Float[Tensor, "batch time"],  # log π(aₜ|sₜ), with gradient
     old_logprobs: Float[Tensor, "batch time"],  # log π_old(aₜ|sₜ)
