@@ -35,8 +35,6 @@ PARTS = {  # what can be edited: the module, and the definitions that the editor
 PLUGIN = "plug-in"  # a text of the reader's own
 TABLES = {  # what a plug-in adds to, and the setting of an algorithm that names its entry
     "surrogate": ("objective.policy_loss", "SURROGATES"),
-    "value loss": ("objective.value_loss", ("value_loss",)),
-    "whole loss": ("objective.ppo", ("ppo_loss",)),
     "advantage": ("objective.advantages", "ADVANTAGES"),
     "aggregation": ("objective.masks", "AGGREGATES"),
 }

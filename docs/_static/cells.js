@@ -134,7 +134,7 @@
     const cell = cells[place.dataset.cell] = {
       id: place.dataset.cell, block, box, output, old, stop, ran: false, last: "",
       isEdited: () => box.value !== original,
-      put: text => { box.value = text; box.hidden = text === original; edit.textContent = box.hidden ? "Edit" : "Close"; box.rows = text.split("\n").length + 1; box.oninput() },
+      put: text => { box.value = text; box.hidden = text === original; edit.textContent = box.hidden ? "Edit" : "Close"; box.rows = text.split("\n").length + 1; again.disabled = text === original },
       state: words => { status.textContent = words; stop.disabled = busy !== cell; again.disabled = !cell.isEdited() },
     }
     stop.disabled = again.disabled = true
@@ -155,25 +155,29 @@
   const HELD = "edited cells: " + location.pathname
   const bar = make("div", {className: "edited-cells", hidden: true}), told = make("span", {className: "state"})
   const editedCells = () => Object.values(cells).filter(cell => cell.isEdited())
-  const remember = () => {
-    const texts = Object.fromEntries(editedCells().map(cell => [cell.id, cell.box.value])), n = Object.keys(texts).length
-    try { n ? localStorage.setItem(HELD, JSON.stringify(texts)) : localStorage.removeItem(HELD) } catch { /* a browser without storage */ }
+  const editedTexts = () => Object.fromEntries(editedCells().map(cell => [cell.id, cell.box.value]))
+  const showEdited = () => {
+    const n = editedCells().length
     bar.hidden = !n
-    bar.firstChild.textContent = n === 1 ? "You edited 1 cell" : `You edited ${n} cells`
+    bar.firstChild.textContent = n === 1 ? "1 cell is edited" : `${n} cells are edited`
     told.textContent = ""
-    return texts
   }
-  const restore = texts => {
+  const remember = () => {
+    const texts = editedTexts()
+    try { Object.keys(texts).length ? localStorage.setItem(HELD, JSON.stringify(texts)) : localStorage.removeItem(HELD) } catch { /* a browser without storage */ }
+    showEdited()
+  }
+  const restore = texts => {  // what a link holds is not kept before the reader edits it
     for (const [id, text] of Object.entries(texts ?? {})) if (cells[id] && typeof text === "string") cells[id].put(text)
-    remember()
+    showEdited()
   }
   const held = () => { try { return JSON.parse(localStorage.getItem(HELD)) } catch { return null } }
   const share = async () => {
-    const link = `${location.href.split("#")[0]}#cells=${await packed(remember())}`
+    const link = `${location.href.split("#")[0]}#cells=${await packed(editedTexts())}`
     try { await navigator.clipboard.writeText(link); told.textContent = "The link is copied." } catch { history.replaceState(null, "", link); told.textContent = "The address of this page holds your edits now." }
   }
   const notebook = () => {
-    const texts = remember(), title = document.querySelector("h1")?.firstChild?.textContent ?? "A lesson"
+    const texts = editedTexts(), title = document.querySelector("h1")?.firstChild?.textContent ?? "A lesson"
     const code = sources.map(([id, source]) => ({cell_type: "code", id, metadata: {}, execution_count: null, outputs: [], source: texts[id] ?? source}))
     const head = {cell_type: "markdown", id: "title", metadata: {}, source: `# ${title}\n\nThe cells of ${location.href.split("#")[0]} with my edits in ${Object.keys(texts).length} of them.`}
     const kernelspec = {name: "python3", display_name: "Python 3", language: "python"}

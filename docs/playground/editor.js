@@ -35,7 +35,7 @@ export class Editor {
   // sources: {exported: texts by part, modules: by part, plugin: the part that is a text of the reader's own}; edits: the prepared ones
   // train(texts): trains with these; builtIn(): with the loss in JavaScript again
   constructor({ sources, edits, train, builtIn }) {
-    Object.assign(this, { sources, edits, train, builtIn, texts: {}, part: "surrogate" })
+    Object.assign(this, { sources, edits, train, builtIn, texts: {}, own: null, part: "surrogate" }) // own: the reader's texts, while a prepared edit is shown
     const at = this.at = id => document.getElementById(`pg-${id}`)
     for (const part of Object.keys(sources.exported)) at("part").append(element("option", { value: part, text: part === sources.plugin ? "a loss of your own (plug-in)" : part }))
     for (const edit of edits) {
@@ -47,7 +47,7 @@ export class Editor {
     at("text").addEventListener("input", () => this.changed())
     at("text").addEventListener("keydown", event => this.key(event))
     at("train").addEventListener("click", () => this.trainNow())
-    at("original").addEventListener("click", () => { delete this.texts[this.part]; this.kept(); this.show(this.part) })
+    at("original").addEventListener("click", () => this.startOver())
     at("built-in").addEventListener("click", () => { this.say("Trains with the built-in loss, in JavaScript."); at("built-in").hidden = true; this.builtIn() })
     at("share").addEventListener("click", () => this.share())
     at("download").addEventListener("click", () => this.download())
@@ -79,6 +79,7 @@ export class Editor {
 
   changed() {
     const text = this.at("text").value
+    this.own = null
     if (text === this.sources.exported[this.part]) delete this.texts[this.part]
     else this.texts[this.part] = text
     this.forgetMistake()
@@ -100,10 +101,19 @@ export class Editor {
     for (const option of at("part").options) option.text = option.text.replace(" · edited", "") + (option.value in this.texts ? " · edited" : "")
   }
 
-  // a prepared edit on the exported source, alone
-  make({ part, old, new: now }) {
-    this.texts = { [part]: this.sources.exported[part].replace(old, () => now) }
+  // back to the exported text; after a prepared edit, to what the reader had before it
+  startOver() {
+    if (this.own) this.texts = this.own
+    else delete this.texts[this.part]
+    this.own = null
     this.kept()
+    this.show(this.part)
+  }
+
+  // a prepared edit on the exported source, alone; it is not kept
+  make({ part, old, new: now }) {
+    this.own ??= this.texts
+    this.texts = { [part]: this.sources.exported[part].replace(old, () => now) }
     this.show(part)
     const place = this.textOf(part).indexOf(now)
     this.at("text").setSelectionRange(place, place + now.length)

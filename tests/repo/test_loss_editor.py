@@ -104,7 +104,12 @@ def test_edits_stay_are_shared_and_are_no_barrier(one, page):
     editor = opened(one, page, "?edit=cispo")
     edited = editor.text()
     assert "_weight_objective,\n        _weight_clipped,\n        takes_dual_clip" in edited
+    editor.edit("        _weight_clipped,", "        _weight_clipped,  # mine")
+    edited = editor.text()
     address = editor.tab.ask("playground.editor.link()")
+    editor.tab.ask("document.querySelector('[data-edit=sign]').click(), 0")
+    assert "    return objective\n" in editor.text()
+    editor.press("original")
     editor.tab.close()
     kept = opened(one, page)
     assert kept.text() == edited
