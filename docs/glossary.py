@@ -426,6 +426,8 @@ ALIASES = {  # what else is typed into the search -> the page that teaches it
     "parameter efficient": "guides/lora",
     "inference engine": "guides/vllm",
     "fully sharded data parallel": "guides/fsdp",
+    "asynchronous RL": "guides/asynchronous",
+    "off-policy correction": "guides/asynchronous",
     "DDP": "guides/several_processes",
     "multi-GPU": "guides/several_processes",
     "memory": "guides/cost",
