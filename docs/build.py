@@ -57,10 +57,10 @@ COPIED = {
 }  # pages that are no lessons
 MADE = {
     ROOT / "evidence/reports/README.md": "reports",
-    ROOT / "docs/compare.py": "compare",
-    ROOT / "docs/speed.py": "speed",
-    ROOT / "docs/know.py": "know",
-    ROOT / "docs/paste.py": "paste",
+    ROOT / "docs/compare.md": "compare",
+    ROOT / "docs/speed.md": "speed",
+    ROOT / "docs/know.md": "know",
+    ROOT / "docs/paste.md": "paste",
 }  # a file of the repository, and the page that stands for it here
 NEXT = re.compile(
     r"^\*\*Next\*\*.*(?:\n.+)*\n?", re.M
@@ -147,7 +147,10 @@ class Links:
             path = os.path.relpath(there, Path(page.url).parent).replace(os.sep, "/")
             return f"]({path}{anchor})"
         if file.is_relative_to(ROOT) and file.exists():
-            return f"]({REPO}/blob/{BRANCH}/{file.relative_to(ROOT).as_posix()}{anchor})"
+            if ONLINE:
+                return f"]({REPO}/blob/{BRANCH}/{file.relative_to(ROOT).as_posix()}{anchor})"
+            copy = os.path.relpath(file, (BUILD / "pages" / page.url).parent)
+            return f"]({copy.replace(os.sep, '/')})"
         self.broken.append(f"{page.path.relative_to(ROOT)}: a link to {m[1]}, which is not there")
         return m[0]
 
@@ -159,6 +162,8 @@ class Links:
             return COPIED[file.name] + ".md"
         if file in MADE:
             return MADE[file] + ".md"
+        if file == ROOT / "README.md":
+            return "index.ipynb"
         return None
 
 
@@ -535,6 +540,7 @@ def page_text(cell: Cell, page: Page, links: Links, seen: set[str]) -> str:
 
 def with_drawings(text: str, page: Page, pages: list[Page]) -> str:
     "A text with what its comments name in their places: lists of pages, the playground."
+    text = re.sub(r" ?<!-- github: .*? -->", "", text)  # said in the README alone
     text = re.sub(f"<!-- ({'|'.join(DRAWN)}) -->", lambda m: DRAWN[m[1]](page, pages), text)
     return re.sub(
         r"<!-- playground ?(\w*) -->",
@@ -738,7 +744,7 @@ def all_pages(
     wanted[out / "speed.md"] = links.apply(speed_page(), index, names=False)
     wanted[out / "figures.md"], drawn = figures_page(pages)
     wanted[out / "reports.md"] = links.apply(reports_page(), index)
-    wanted[out / "compare.md"] = compare_page()
+    wanted[out / "compare.md"] = links.apply(compare_page(), index, names=False)
     wanted[out / "playground.md"] = page_of_site(BUILD / "static")
     wanted[out / "paste.md"] = links.apply(paste_page(pages, bool(below)), index, names=False)
     wanted[out / "quiz.md"] = quiz_page({p.url: p.title for p in pages})

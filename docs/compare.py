@@ -37,7 +37,7 @@ PROJECTS = {  # name: (repository, commit, day it was read, {question: (fact, so
                 ["README.md"],
             ),
             "runs": (
-                "Every lesson on a CPU; the quickstart in about a minute on one core. Measured on one GPU, an H100.",
+                "Every lesson on a CPU; the quickstart in about a minute on one core. Measured on one GPU, an H200.",
                 ["README.md", "evidence/gpu.json"],
             ),
             "ppo": (
@@ -54,11 +54,11 @@ PROJECTS = {  # name: (repository, commit, day it was read, {question: (fact, so
             ),
             "licence": ("Apache-2.0; the changes are listed.", ["LICENSE", "CHANGELOG.md"]),
             "not": (
-                "No run on more than one GPU: data parallel and FSDP ran as two CPU processes, and DeepSpeed is refused. vLLM itself was never run, "
-                "only a stand-in for it, and there is no generation server of its own. No recipe of a model beyond 135 million weights was measured; the three for the Hub "
+                "No run on more than one GPU: data parallel and FSDP ran as two CPU processes, and DeepSpeed is refused. vLLM "
+                "itself ran on a CPU, never on a GPU, and there is no generation server of its own. No recipe of a model beyond 135 million weights was measured; the three for the Hub "
                 "were never run with their models. macOS and Windows are not tested.",
                 [
-                    "docs/know.py",
+                    "docs/know.md",
                     "nbs/guides/hub_recipes.ipynb",
                     "evidence/recipes.json",
                     "README.md",
@@ -615,11 +615,12 @@ def cell(name: str, question: str) -> str:
     "A fact, its sources, the day."
     repo, commit, day, facts = PROJECTS[name]
     fact, sources = facts[question]
-    links = ", ".join(
-        s if s.startswith("package ") else f"[{label(s)}]({source_url(repo, commit, s)})"
-        for s in sources
-    )
-    return f"{fact} ({links}; {day})"
+    linked = []
+    for source in sources:
+        where = f"../{source}" if name == OURS else source_url(repo, commit, source)
+        is_package = source.startswith("package ")
+        linked.append(source if is_package else f"[{label(source)}]({where})")
+    return f"{fact} ({', '.join(linked)}; {day})"
 
 
 def extent(name: str) -> str:
@@ -628,13 +629,13 @@ def extent(name: str) -> str:
 
 
 def compare_page() -> str:
-    "Markdown."
+    "Markdown; links are those of a notebook in nbs/."
     text = [
         "# Compared with others",
         "```{rst-class} subtitle\n```\n\nWhat each project is for, what it runs on, what of PPO it has: a fact, a source, a day\n",
         'Each fact was read at the place behind its link, at the commit that the link names, on the day beside it. "Not found" means that it was looked for there; '
-        "it may exist elsewhere. Courses that have appeared of late stand below the older projects. What the libraries compute under one name is under [Tables](tables.md), "
-        "what they cost under [How fast](speed.md).",
+        "it may exist elsewhere. Courses that have appeared of late stand below the older projects. What the libraries compute under one name is in [the guide](guides/same_name.ipynb), "
+        "what they cost under [How fast](../docs/speed.md).",
         "## PPO for language models, who has what",
     ]
 
@@ -649,9 +650,8 @@ def compare_page() -> str:
     )
     for name, (repo, _, _, facts) in PROJECTS.items():
         rows = [f"| {QUESTIONS[q]} | {cell(name, q)} |" for q in facts]
-        text += [
-            f"## {name}",
-            f"[{repo}](https://github.com/{repo})",
-            "| asked | found |\n|---|---|\n" + "\n".join(rows),
-        ]
+        text.append(f"## {name}")
+        if name != OURS:
+            text.append(f"[{repo}](https://github.com/{repo})")
+        text.append("| asked | found |\n|---|---|\n" + "\n".join(rows))
     return "\n\n".join(text) + "\n"

@@ -391,7 +391,7 @@ def know_page() -> str:
         "# How we know",
         "```{rst-class} subtitle\n```\n\nWhat was measured, on which machine, how often and with what spread\n",
         "Every figure is counted in a record under `evidence/`, which names the commit, the processor and the versions. `make evidence` writes the records again, "
-        "[whole runs](../evidence/reports/README.md) can be opened, and [How fast](../docs/speed.py) compares the time with other libraries'.",
+        "[whole runs](../evidence/reports/README.md) can be opened, and [How fast](../docs/speed.md) compares the time with other libraries'.",
         "## The quickstart",
         quickstart_table(),
         samples_table(),
@@ -415,7 +415,7 @@ def know_page() -> str:
         "what was asked for: the router's loss in the log, layer passes, the precision that is saved, or what the saved model says:",
         models_table(),
         "## The doctor",
-        "The doctor reads a log in [a page](../docs/paste.py) or by the command.",
+        "The doctor reads a log in [a page](../docs/paste.md) or by the command.",
         "### Bugs and tools",
         "Twenty-four bugs, one seed each, written by the hand that wrote the rules, after them. *Named*: the finding is the bug; *seen*: a true consequence of it; "
         "*missed*: nothing was said. Four findings were true consequences that had not been foreseen; none was false. The probes ran in the run's own settings.",

@@ -17,7 +17,7 @@ REPO, BRANCH = (
     SETTINGS["DEFAULT"]["git_url"],
     SETTINGS["DEFAULT"]["branch"],
 )  # every link to the repository is made from these
-ONLINE = True  # readers can reach the repository; if not, no page leads to Colab, which reads it
+ONLINE = False  # can readers reach REPO? Only then do pages lead to Colab and to files of the repository; until then the site has copies of these files
 SHELVES = {"learn": "Learn", "guides": "Guides", "reference": "Reference"}
 COURSE = {
     1: "First steps",
@@ -37,7 +37,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "trackers",
         "command_line",
     ],
-    "Sampling and scale": ["vllm", "several_processes", "fsdp"],
+    "Sampling and scale": ["vllm", "asynchronous", "several_processes", "fsdp"],
     "Rewards and data": [
         "your_data",
         "your_stages",

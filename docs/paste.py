@@ -75,7 +75,7 @@ def paste_page(pages: list[Page], has_python: bool) -> str:
             "The bugs were written by those who wrote the rules: expect fewer hits on yours.",
             confusion(),
             "A log of another library has fewer numbers, and most rules cannot be asked of it: the answer above says which, and "
-            "[How we know](../docs/know.py#libraries-and-rules) has the table. *Nothing looks wrong* is no proof.",
+            "[How we know](../docs/know.md#libraries-and-rules) has the table. *Nothing looks wrong* is no proof.",
             "## Logs of others",
             "Logs from public issues and repositories, and whether what the doctor said is true by the thread or the repository:",
             public_logs(),

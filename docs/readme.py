@@ -1,4 +1,6 @@
-"""README.md from nbs/index.ipynb: the prose, the stored output of its cells, and the course in four lines.
+"""README.md from nbs/index.ipynb: the prose, the stored output of its cells, and the course in lines.
+
+Beside it, as files that can be read in the repository: pages of the site that are made from records.
 
 `--check` writes nothing and fails when README.md or its pictures are stale.
 """
@@ -7,7 +9,10 @@ import argparse
 import re
 from pathlib import Path
 
+from compare import compare_page
+from know import know_page
 from lessons import ROOT, grouped, of_course, read_pages
+from speed import speed_page
 
 IMAGES = ROOT / "docs/images"
 INK = "<style>svg { --ink: #262626 } @media (prefers-color-scheme: dark) { svg { --ink: #e6e6e6 } }</style>"
@@ -36,8 +41,23 @@ def picture(svg: str) -> str:
     return svg.replace("><", f">{INK}<", 1)
 
 
+def as_file(text: str, made_by: str) -> str:
+    "A page of the site in plain Markdown, to be read in docs/; its links are those of a notebook in nbs/."
+    text = re.sub(r"```\{rst-class\} subtitle\n```\n\n", "> ", text)
+    text = re.sub(r"<figure.*?</figure>\n*", "", text, flags=re.S)  # a drawing that needs the site
+
+    def link(m):
+        inside = m[1].removeprefix("../docs/")
+        return f"]({inside if inside != m[1] or m[1].startswith('../') else f'../nbs/{m[1]}'})"
+
+    text = re.sub(r"\]\((?!https?:|#)([^)\s]+)\)", link, text)
+    return (
+        f"<!-- Made by docs/readme.py from {made_by} and the records: run make save. -->\n\n{text}"
+    )
+
+
 def render() -> dict[Path, str]:
-    "The README and its pictures: file -> text."
+    "The README with its pictures, and the pages beside it: file -> text."
     index, pages = read_pages()
     parts, files = [], {}
     for cell in index.cells:
@@ -67,11 +87,12 @@ def render() -> dict[Path, str]:
     )
     # links are relative to nbs/ in the notebook and to the repository here
     relative = r"(\]\()(?!https?:|#|docs/images/|mailto:)([^)\s]+\))"
-    return files | {
-        ROOT / "README.md": re.sub(
-            relative, lambda m: m[1] + (m[2][3:] if m[2].startswith("../") else "nbs/" + m[2]), text
-        )
-    }
+    files[ROOT / "README.md"] = re.sub(
+        relative, lambda m: m[1] + (m[2][3:] if m[2].startswith("../") else "nbs/" + m[2]), text
+    )
+    for name, page in {"know": know_page, "compare": compare_page, "speed": speed_page}.items():
+        files[ROOT / f"docs/{name}.md"] = as_file(page(), f"docs/{name}.py")
+    return files
 
 
 def main():

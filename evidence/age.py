@@ -30,6 +30,7 @@ MEASURES = {
     "inputs": "cli.main",
     "details": "tasks.exact_world",
     "distillation": "models.teacher",
+    "asynchrony": "training.asynchronous",
     "trackers": "runs.trackers",
     "recipes": "recipes.smollm",
     "smollm_reviews": "recipes.smollm",

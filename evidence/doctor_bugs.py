@@ -228,7 +228,7 @@ BUGS = {
         "V of a state is read at the token behind it",
         annotated_otherwise("values", lambda notes: one_late(notes.values)),
         ("values of one state",),
-        ("value pull off", "value loss off", "harmful values"),
+        ("value gradient off", "value loss off", "harmful values"),
     ),
     "dropout in the critic": Bug(
         "values are computed with noise",
@@ -248,11 +248,13 @@ BUGS = {
     "bounds swapped": Bug(
         "the clip is 0.28 below and 0.2 above",
         SwappedBounds,
-        ("clip bounds off", "pull off"),
+        ("clip bounds off", "token gradient off"),
         settings={"clip": 0.2, "clip_high": 0.28},
     ),
     "half precision in the loss": Bug(
-        "log π is rounded to bfloat16 in the loss", HalfInTheLoss, ("pull rounded", "pull off")
+        "log π is rounded to bfloat16 in the loss",
+        HalfInTheLoss,
+        ("token gradient rounded", "token gradient off"),
     ),
     "not clipped": Bug(
         "the gradient's norm is never clipped",
@@ -329,7 +331,7 @@ BUGS = {
         "the values' target is the advantage",
         updates_with(advantages_as_target),
         (),
-        ("harmful values", "value pull off"),
+        ("harmful values", "value gradient off"),
     ),
     "last micro-batch lost": Bug(
         "the gradient of the last micro-batch is dropped",

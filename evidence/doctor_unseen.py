@@ -332,7 +332,7 @@ UNSEEN = {
     "free end": Bug(
         "the last token pays nothing for its KL",
         paid_otherwise(free_end),
-        ("KL charge off", "score off"),
+        ("KL penalty off", "score off"),
     ),
     "learning rate × 8": Bug(
         "each process multiplies the learning rate by their number",
@@ -366,7 +366,7 @@ UNSEEN = {
     ),
     "whole scores": Bug(
         "scores are rounded to whole numbers",
-        after("judge", lambda t, scores: scores.round()),
+        with_other("scores", lambda t, r: r.scores.round(), "ask_rewards"),
         (),
         ("equal rewards",),
     ),
@@ -393,7 +393,7 @@ UNSEEN = {
         "the optimizer knows six tensors of the policy", LastBlockOnly, ("parts stand still",)
     ),
     "narrow value clip": Bug(
-        "the value clip is 0.02", NarrowValueClip, ("value pull off",), ("values stand still",)
+        "the value clip is 0.02", NarrowValueClip, ("value gradient off",), ("values stand still",)
     ),
     "only what was good": Bug(
         "advantages below 0 are set to 0",
@@ -403,7 +403,7 @@ UNSEEN = {
     "last token outside the loss": Bug(
         "the loss leaves out the last token of each response",
         LastTokenOut,
-        ("pull off", "value pull off"),
+        ("token gradient off", "value gradient off"),
     ),
     "last token of the prompt": Bug(
         "a prompt is cut to its last token",
@@ -430,7 +430,7 @@ UNSEEN = {
         ("other text scored",),
     ),
     "KL never below 0": Bug(
-        "the KL charge of a token is clamped at 0", paid_otherwise(clamped_kl), ("KL charge off",)
+        "the KL charge of a token is clamped at 0", paid_otherwise(clamped_kl), ("KL penalty off",)
     ),
     "old values of the second epoch": Bug(
         "they are computed again before the second epoch", updates_with(values_again)

@@ -294,5 +294,5 @@ def gpu_speed(path: Path = FILE) -> str:
     return (
         f"On one {measured(figures)}: PPO with random weights, {figures['sizes']['batch_size']} responses of {figures['sizes']['max_new_tokens']} tokens.\n\n"
         f"{speed_table(figures)}\n\n[One GPU](guides/one_gpu.ipynb) says what bounds these figures and which settings move them; "
-        "[How we know](../docs/know.py) has the rest of the record."
+        "[How we know](../docs/know.md) has the rest of the record."
     )

@@ -618,6 +618,7 @@ RUNS = {  # what can be measured, and how long it takes
     "models": "sixty small models through every stage; a CPU-minute",
     "details": "the details of PPO switched off one by one; five CPU-minutes",
     "distillation": "a small student of the quickstart's policy; six CPU-minutes",
+    "asynchrony": "samples that are some updates old, and the time that they save; three CPU-minutes",
     "trackers": "TensorBoard, Weights & Biases and trackio in an environment of their own; downloads",
     "reports": "the two runs whose reports are on the site; ten CPU-minutes",
     "reviews": "the pipeline on rated sentences; twenty CPU-minutes",
@@ -635,7 +636,14 @@ def measured(name: str, args: argparse.Namespace) -> dict:
         return globals()[name](args.processes)
     if name == "distillation":
         return importlib.import_module(name).record(three)
-    if name in ("doctor_unseen", "doctor_bugs", "doctor_healthy", "inputs", "models"):
+    if name in (
+        "asynchrony",
+        "doctor_unseen",
+        "doctor_bugs",
+        "doctor_healthy",
+        "inputs",
+        "models",
+    ):
         return importlib.import_module(name).record()
     if name == "details":
         return importlib.import_module(name).details()

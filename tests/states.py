@@ -16,14 +16,14 @@ def through_files(directory: str | Path, state: State) -> State:
 
 
 class Shelf:
-    "A `StageStore`: `kept[n]` is the state after n steps; `saved` is where the stage begins."
+    "A `StageStore`: `kept[n]` is the state after n steps; `newest_state` is where the stage begins."
 
     def __init__(self, directory: str | Path, saved: State | None = None):
         self.directory = directory
-        self.saved = saved
+        self.newest_state = saved
         self.kept: dict[int, State] = {}
 
-    def moving_weights(self) -> AbstractContextManager[None]:
+    def uninterrupted_step(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def mark_reached(self, done: int, total: int, state: Callable[[], State]) -> None:

@@ -13,14 +13,17 @@
 
   // what the search box offers while one types; the list is loaded when somebody goes there
   const beside = document.currentScript && document.currentScript.src.replace(/course\.js.*$/, "suggestions.js");
-  for (const box of document.querySelectorAll("input.sidebar-search, #find input[name=q]")) box.addEventListener("focus", () => {
+  const offer = box => {
     const list = Object.assign(document.createElement("datalist"), { id: "suggestions" });
+    box.setAttribute("list", list.id);
     if (!beside || document.getElementById(list.id)) return;
     const script = Object.assign(document.createElement("script"), { src: beside });
     script.onload = () => { list.append(...SUGGESTIONS.map(value => Object.assign(document.createElement("option"), { value }))); };
     document.body.append(list, script);
-    box.setAttribute("list", list.id);
-  }, { once: true });
+  };
+  for (const box of document.querySelectorAll("input.sidebar-search, #find input[name=q]"))
+    if (box === document.activeElement || box.autofocus) offer(box); // the page of the search begins there
+    else box.addEventListener("focus", () => offer(box), { once: true });
 
   // on a wide screen the front page shows the playground; elsewhere the reader opens it
   const shown = document.querySelector(".playground-frame");

@@ -128,7 +128,7 @@ async function script(iterations) {
 
 // --- curves -----------------------------------------------------------------------------------------------------------
 const CHARTS = { reward_model_score: new Chart("Reward-model score", "", 0, 3, two), human_score: new Chart("Human score", "", 0, 3.5, two), kl: new Chart("KL, nats", "", 0, 8, two),
-  grammatical: new Chart("Grammatical", "", 0, 1, share), entropy: new Chart("Entropy, nats", "", 0, 1.5, two) }
+  grammatical: new Chart("Grammatical", "", 0, 1, share), distinct_2: new Chart("Different word pairs", "", 0, 1, share), entropy: new Chart("Entropy, nats", "", 0, 1.5, two) }
 
 function draw(all = false) {
   const last = run.rows[run.rows.length - 1]

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['TORCHRUN_VARIABLES', 'DEFAULT_TIMEOUT', 'T', 'WorkerResult', 'SECONDS_BETWEEN_LINES', 'SECONDS_UNSEEN',
-           'init_processes', 'require_one_process', 'world_size', 'rank', 'find_device', 'is_main', 'rank_slice',
-           'PeerFailed', 'gather_results', 'all_gather_object', 'allow_plain_types', 'serialize', 'deserialize',
-           'explain_lost_peer', 'on_main', 'require_equal', 'all_reduce', 'full_tensor', 'broadcast_weights',
-           'in_processes', 'run_workers', 'run_worker', 'ProgressBar', 'with_progress', 'is_terminal']
+           'init_processes', 'require_one_process', 'world_size', 'rank', 'find_device', 'is_main_process',
+           'rank_slice', 'PeerFailed', 'gather_results', 'all_gather_object', 'allow_plain_types', 'serialize',
+           'deserialize', 'explain_lost_peer', 'on_main_process', 'require_equal', 'all_reduce', 'full_tensor',
+           'broadcast_weights', 'in_processes', 'run_workers', 'run_worker', 'ProgressBar', 'with_progress',
+           'is_terminal']
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00004
 import io
@@ -91,7 +92,7 @@ def find_device(name: str) -> torch.device:  # "auto", "cpu", "cuda"
     return torch.device(name)
 
 
-def is_main() -> bool:
+def is_main_process() -> bool:
     "Is this the process that writes files and draws progress bars?"
     return rank() == 0
 
@@ -220,12 +221,12 @@ def explain_lost_peer() -> Iterator[None]:
         ) from e
 
 # %% ../../nbs/guides/several_processes.ipynb #a9c00007
-def on_main(work: Callable[[], T]) -> T:
+def on_main_process(work: Callable[[], T]) -> T:
     """Do work in the main process alone, and return its result in all; they wait.
 
     Raises PeerFailed in the other processes if it fails.
     """
-    results = gather_results(lambda: work() if is_main() else None)
+    results = gather_results(lambda: work() if is_main_process() else None)
     return cast(T, results[0])
 
 
@@ -388,7 +389,7 @@ class ProgressBar(tqdm):
             desc=name,
             total=total,
             initial=done,
-            disable=not (show and is_main()),
+            disable=not (show and is_main_process()),
             mininterval=float("inf") if self.writes_lines else 0.5,
             delay=delay,
             dynamic_ncols=True,

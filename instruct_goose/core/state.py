@@ -387,17 +387,17 @@ class Stateful(Protocol):
 class StageStore(Protocol):
     """Where one stage of a run keeps its state, and finds it again.
 
-    The loop of a stage begins at `saved`, moves weights inside `moving_weights`, and tells after
+    The loop of a stage begins at `newest_state`, moves weights inside `uninterrupted_step`, and tells after
     each step how far it is; the store decides when a copy is due. `runs.resume` has one on the
     disk.
     """
 
     @property
-    def saved(self) -> State | None:
+    def newest_state(self) -> State | None:
         "The newest state; None: the stage begins at its beginning."
         ...
 
-    def moving_weights(self) -> AbstractContextManager[None]:
+    def uninterrupted_step(self) -> AbstractContextManager[None]:
         "The block of an optimizer step: a signal waits until it has ended."
         ...
 

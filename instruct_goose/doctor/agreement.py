@@ -7,8 +7,8 @@ __all__ = ['AGREEMENT_RULES', 'reference_is_the_policy', 'reference_of_other_tok
            'policy_stands_still', 'steps_rounded_away', 'updates_missing', 'parts_without_gradient',
            'gradient_not_clipped', 'equal_parts', 'other_best_iteration', 'same_responses', 'harmful_values',
            'same_states', 'one_state_two_numbers', 'values_of_one_state', 'reference_of_one_state',
-           'policy_of_one_state', 'groups_mixed', 'tokens_behind_the_end', 'columns_of_other_rows', 'pulls_by_hand',
-           'clip_bounds_off', 'pull_rounded', 'returns_off']
+           'policy_of_one_state', 'groups_mixed', 'tokens_behind_the_end', 'columns_of_other_rows',
+           'token_gradients_by_hand', 'clip_bounds_off', 'token_gradient_rounded', 'returns_off']
 
 # %% ../../nbs/reference/doctor/agreement.ipynb #f48a064e
 import math
@@ -297,8 +297,8 @@ def same_states(run: Run, name: str, needs_token: bool) -> Iterator[tuple]:
 def _common_places(first: Mapping, second: Mapping, needs_token: bool) -> list[int]:
     "The places of sampled tokens before which, or up to which, both responses are alike."
     places = []
-    given = first.get("given") or [False] * len(first["tokens"])
-    other_given = second.get("given") or [False] * len(second["tokens"])
+    given = first.get("from_environment") or [False] * len(first["tokens"])
+    other_given = second.get("from_environment") or [False] * len(second["tokens"])
     rows = zip(first["tokens"], second["tokens"], given, other_given, strict=False)
     for t, (token, other, is_given, other_is_given) in enumerate(rows):
         is_same = token == other and is_given == other_is_given
@@ -369,7 +369,11 @@ def tokens_behind_the_end(run: Run) -> str | None:
     for iteration, responses in run.tokens.items():
         for response in responses:
             end = response.get("end")
-            if end is not None and end < len(response["tokens"]) - 1 and not response.get("given"):
+            if (
+                end is not None
+                and end < len(response["tokens"]) - 1
+                and not response.get("from_environment")
+            ):
                 bad.append((iteration, response, end))
     if not bad:
         return None
@@ -406,13 +410,15 @@ def columns_of_other_rows(run: Run) -> str | None:
     return None
 
 # %% ../../nbs/reference/doctor/agreement.ipynb #d1f0f6ef
-def pulls_by_hand(run: Run) -> Iterator[Comparison]:
+def token_gradients_by_hand(run: Run) -> Iterator[Comparison]:
     "Yield the recorded −∂L/∂log π of each response, beside those by hand away from the bounds."
     config = run.config
     if config is None or not has_known_loss(config):
         return
-    for response, share in responses_with_shares(run, "pull", "advantages", "drift"):
-        moved = response["moved"]
+    for response, share in responses_with_shares(
+        run, "negative_gradient", "advantages", "log_ratio_to_reference"
+    ):
+        moved = response["log_ratio"]
         if log_ratio_by_level(moved, config.ratio_level).abs().max() > 15:
             continue
         near = 0.01 / len(moved) if config.ratio_level == "product" else 0.01
@@ -422,7 +428,7 @@ def pulls_by_hand(run: Run) -> Iterator[Comparison]:
         is_near = (below == 0) != (above == 0)
         expected[is_near | ((expected == 0) != (below == 0))] = math.nan
         size = share * response["advantages"].abs()
-        yield Comparison(response, response["pull"], expected, 0.05 * size + 1e-9)
+        yield Comparison(response, response["negative_gradient"], expected, 0.05 * size + 1e-9)
 
 
 def _charges_no_kl_in_loss(run: Run) -> bool:
@@ -438,7 +444,7 @@ def clip_bounds_off(run: Run) -> str | None:
     if not _charges_no_kl_in_loss(run):
         return None
     bad = []
-    for response, recorded, expected, size, _ in pulls_by_hand(run):
+    for response, recorded, expected, size, _ in token_gradients_by_hand(run):
         is_held = recorded.abs() <= 1e-12
         should_be_held = expected.abs() <= 1e-12
         is_known = expected.isfinite() & (size > 1e-8)
@@ -447,7 +453,7 @@ def clip_bounds_off(run: Run) -> str | None:
     if len(bad) < 2:
         return None
     response, t, is_held = bad[0]
-    ratio = response["moved"][t].exp().item()
+    ratio = response["log_ratio"][t].exp().item()
     said = (
         "has no gradient and should have one" if is_held else "has a gradient and should have none"
     )
@@ -457,7 +463,7 @@ def clip_bounds_off(run: Run) -> str | None:
     )
 
 
-def pull_rounded(run: Run) -> str | None:
+def token_gradient_rounded(run: Run) -> str | None:
     """In float32 the recorded −∂L/∂log π is that by hand, to four digits.
 
     Evidence is a median of |recorded / by hand − 1| above 0.0015, of 24 tokens or more: something
@@ -466,8 +472,10 @@ def pull_rounded(run: Run) -> str | None:
     if not _charges_no_kl_in_loss(run) or max(run["rounding"], default=1.0) > 1e-6:
         return None
     errors = []
-    for response, recorded, expected, size, _ in pulls_by_hand(run):
-        is_known = expected.isfinite() & (expected.abs() > size) & (response["moved"].abs() < 0.5)
+    for response, recorded, expected, size, _ in token_gradients_by_hand(run):
+        is_known = (
+            expected.isfinite() & (expected.abs() > size) & (response["log_ratio"].abs() < 0.5)
+        )
         errors += ((recorded - expected) / expected)[is_known].abs().tolist()
     if len(errors) < 24 or not 1.5e-3 < median(errors) < 0.05:
         return None
@@ -661,14 +669,14 @@ AGREEMENT_RULES = (
         "learn/08_policy_loss",
         what="the clip has other bounds than the settings: it holds other tokens",
         cure="1 − clip and 1 + clip_high, and the smaller of the two terms",
-        columns=("pull", "moved"),
+        columns=("negative_gradient", "log_ratio"),
     ),
     Rule(
-        pull_rounded,
+        token_gradient_rounded,
         "warning",
         "learn/05_logprobs",
         what="log π loses digits on its way into the loss",
         cure="float32 for logits, log-softmax and the ratio",
-        columns=("pull", "moved"),
+        columns=("negative_gradient", "log_ratio"),
     ),
 )

@@ -18,11 +18,11 @@ OF_THE_BUILT_IN_LOSS = (  # a trainer whose loss is its own is meant to differ h
     "policy loss scale",
     "value loss off",
     "entropy bonus off",
-    "pull off",
-    "value pull off",
+    "token gradient off",
+    "value gradient off",
     "policy loss direction",
     "clip bounds off",
-    "pull rounded",
+    "token gradient rounded",
 )
 
 

@@ -7,11 +7,11 @@ __all__ = ['KL_BY_HAND', 'COMPARED_WITH', 'RECOMPUTED_RULES', 'other_rows_learnt
            'rows_since_growth', 'other_schedule', 'other_step_size', 'parts_stand_still', 'other_discount',
            'reference_moves', 'prompts_cut', 'prompts_that_end', 'learnt_rows_held_out', 'few_pairs', 'chosen_falls',
            'RecordedResponse', 'recorded_responses', 'sampled_columns', 'Comparison', 'place_of', 'disagreement',
-           'kl_charges', 'kl_charge_off', 'score_off', 'gae_by_hand', 'compared_by_hand', 'group_scale',
+           'kl_penalties', 'kl_penalty_off', 'score_off', 'gae_by_hand', 'compared_by_hand', 'group_scale',
            'AdvantagesByHand', 'advantages_by_hand', 'advantages_off', 'token_shares', 'responses_with_shares',
            'log_ratio_by_level', 'surrogate_by_hand', 'penalty_by_hand', 'logprob_gradient_by_hand', 'has_known_loss',
-           'pull_off', 'value_pull_off', 'other_text_scored', 'same_prompts', 'nats_in_common', 'same_random_numbers',
-           'cached_scores']
+           'token_gradient_off', 'value_gradient_off', 'other_text_scored', 'same_prompts', 'nats_in_common',
+           'same_random_numbers', 'cached_scores']
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #33ad07db
 import math
@@ -41,12 +41,12 @@ from instruct_goose.doctor.rules import (
 def other_rows_learnt(run: Run) -> str | None:
     """Each epoch goes once over all rows, unless a setting leaves some out.
 
-    Evidence is a learnt_apart above 0.001.
+    Evidence is a coverage_error above 0.001.
     """
     config = run.config
     if config is None or config.max_kl_to_old or config.mask_truncated or config.drop_flat_groups:
         return None
-    return above_limit(run, "learnt_apart", 1e-3)
+    return above_limit(run, "coverage_error", 1e-3)
 
 
 def optimizer_steps(run: Run) -> str | None:
@@ -54,7 +54,7 @@ def optimizer_steps(run: Run) -> str | None:
 
     Compared are iterations that follow each other.
     """
-    rows = run.rows("iteration", "optimizer_age", "updates")
+    rows = run.rows("iteration", "optimizer_step_count", "updates")
     for (before, age_before, _), (iteration, age, updates) in pairwise(rows):
         steps = age - age_before
         if iteration == before + 1 and steps != updates:
@@ -123,7 +123,7 @@ def other_step_size(run: Run) -> str | None:
     Evidence is a median of three times that, or of a 500th. For a constant learning rate.
     """
     config = run.config
-    if config is None or not run["optimizer_age"] or config.lr_schedule != "constant":
+    if config is None or not run["optimizer_step_count"] or config.lr_schedule != "constant":
         return None
     learning_rates = {"weight_step": config.lr, "value_weight_step": config.value_lr or config.lr}
     for name, lr in learning_rates.items():
@@ -140,9 +140,9 @@ def parts_stand_still(run: Run) -> str | None:
 
     Not looked for where rounding can hold them: in half precision, or at an lr below 10⁻⁶.
     """
-    still = run["tensors_still"]
+    still = run["tensors_unmoved"]
     lr = run["lr"]
-    if not still or not lr or not run["optimizer_age"]:
+    if not still or not lr or not run["optimizer_step_count"]:
         return None
     can_be_rounding = max(run["rounding"], default=1.0) > 1e-6 or median(lr) < 1e-6
     if can_be_rounding or median(still) == 0:
@@ -254,7 +254,7 @@ def sampled_columns(record: Mapping, names: Sequence[str]) -> dict[str, Tensor]:
 
     (T,) each, float64; only those that have all their numbers.
     """
-    given = record.get("given") or [False] * len(record["tokens"])
+    given = record.get("from_environment") or [False] * len(record["tokens"])
     if all(given):
         return {}
     columns = {}
@@ -264,7 +264,9 @@ def sampled_columns(record: Mapping, names: Sequence[str]) -> dict[str, Tensor]:
             numbers = [x for x, is_given in pairs if not is_given]
             if None not in numbers:
                 columns[name] = torch.tensor(numbers, dtype=torch.float64)
-        elif name == "drift":  # no reference was kept: beta is 0, and nothing is charged
+        elif (
+            name == "log_ratio_to_reference"
+        ):  # no reference was kept: beta is 0, and nothing is charged
             columns[name] = torch.zeros(given.count(False), dtype=torch.float64)
     return columns
 
@@ -281,7 +283,7 @@ class Comparison(NamedTuple):
 
 def place_of(response: RecordedResponse, t: int) -> str:
     "Name the t-th sampled token of a response, with its prompt and its iteration."
-    given = response.record.get("given") or [False] * len(response.record["tokens"])
+    given = response.record.get("from_environment") or [False] * len(response.record["tokens"])
     sampled = [i for i, is_given in enumerate(given) if not is_given]
     tokens = response.record["tokens"]
     text = " ".join(tokens)
@@ -326,7 +328,7 @@ KL_BY_HAND: dict[str, Callable[[Tensor], Tensor]] = {  # of ℓ = log π − log
 }
 
 
-def kl_charges(run: Run) -> Iterator[tuple[RecordedResponse, Tensor]]:
+def kl_penalties(run: Run) -> Iterator[tuple[RecordedResponse, Tensor]]:
     """Yield responses with one score each, and β·k(ℓₜ) of each of their tokens.
 
     The charge is 0 where the KL is in the loss. Nothing where settings or estimator are not known.
@@ -337,17 +339,17 @@ def kl_charges(run: Run) -> Iterator[tuple[RecordedResponse, Tensor]]:
     estimator = KL_BY_HAND.get(config.kl_estimator or "k1")
     if estimator is None:  # one of the user's own
         return
-    for response in recorded_responses(run, "rewards", "drift"):
-        if not response.record.get("placed", True):
+    for response in recorded_responses(run, "rewards", "log_ratio_to_reference"):
+        if not response.record.get("has_token_scores", True):
             in_reward = config.kl_placement == "reward"
             beta = response.metrics.get("beta", 0.0) if in_reward else 0.0
-            yield response, beta * estimator(response["drift"])
+            yield response, beta * estimator(response["log_ratio_to_reference"])
 
 
-def kl_charge_off(run: Run) -> str | None:
+def kl_penalty_off(run: Run) -> str | None:
     "rₜ = −β·k(ℓₜ) before the last token, to 0.3 %."
     comparisons = []
-    for response, charge in kl_charges(run):
+    for response, charge in kl_penalties(run):
         recorded = response["rewards"][:-1]
         expected = -charge[:-1]
         tolerance = 3e-3 * (recorded.abs() + expected.abs()) + 1e-5
@@ -359,15 +361,15 @@ def score_off(run: Run) -> str | None:
     """r_T + β·k(ℓ_T) is the score, scaled as the settings say, to 0.3 %.
 
     Not looked for with reward_weighting='scaled' or reward_scaling='running', or where
-    `kl_charge_off` has found something.
+    `kl_penalty_off` has found something.
     """
     config = run.config
     if config is None or config.reward_weighting == "scaled" or config.reward_scaling == "running":
         return None
-    if kl_charge_off(run):
+    if kl_penalty_off(run):
         return None
     comparisons = []
-    for response, charge in kl_charges(run):
+    for response, charge in kl_penalties(run):
         score = response.record["score"]
         if score is None or not abs(score) <= 1e100:
             continue
@@ -507,9 +509,9 @@ def token_shares(
 ) -> list[float]:  # one per response; []: it is not known
     """Compute what each token of a response counts in the loss's mean over these.
 
-    They are all responses of an iteration; (T,) `moved` says how long each is.
+    They are all responses of an iteration; (T,) `log_ratio` says how long each is.
     """
-    lengths = [len(response["moved"]) for response in responses]
+    lengths = [len(response["log_ratio"]) for response in responses]
     n = len(responses)
     if config.aggregation == "token_mean":
         return [1 / sum(lengths)] * n
@@ -529,7 +531,7 @@ def responses_with_shares(run: Run, *needs: str) -> Iterator[tuple[RecordedRespo
     if run.config is None:
         return
     by_iteration = defaultdict(list)
-    for response in recorded_responses(run, "moved", *needs):
+    for response in recorded_responses(run, "log_ratio", *needs):
         by_iteration[response.iteration].append(response)
     for iteration, responses in by_iteration.items():
         shares = token_shares(responses, run.config)
@@ -566,7 +568,7 @@ def surrogate_by_hand(moved: Tensor, response: RecordedResponse, config: RLHFCon
 def penalty_by_hand(moved: Tensor, response: RecordedResponse, config: RLHFConfig) -> Tensor:
     "Compute β·k(ℓ) of each token; 0 where the KL is not charged in the loss."
     beta = response.metrics.get("beta", 0.0) if config.kl_placement == "loss" else 0.0
-    log_ratio = moved + response["drift"]
+    log_ratio = moved + response["log_ratio_to_reference"]
     estimator = config.kl_estimator or "k2"
     if config.kl_gradient == "straight_through":
         return beta * KL_BY_HAND["k2"](log_ratio)
@@ -580,7 +582,7 @@ def penalty_by_hand(moved: Tensor, response: RecordedResponse, config: RLHFConfi
 def logprob_gradient_by_hand(
     moved: Tensor, response: RecordedResponse, share: float, config: RLHFConfig
 ) -> Tensor:
-    """Compute −∂L/∂log π of each token, at log π − log π_old = `moved`, (T,).
+    """Compute −∂L/∂log π of each token, at log π − log π_old = `log_ratio`, (T,).
 
     `share` is what each token counts in the mean.
     """
@@ -605,7 +607,7 @@ def has_known_loss(config: RLHFConfig) -> bool:
     )
 
 # %% ../../nbs/reference/doctor/recomputed.ipynb #478cf6f1
-def pull_off(run: Run) -> str | None:
+def token_gradient_off(run: Run) -> str | None:
     """−∂L/∂log π after the update is share·ρ·Â, less the gradient of a KL in the loss.
 
     It is 0 where the clip holds the token. To 1 %; tokens near a bound of the clip are left out.
@@ -614,8 +616,10 @@ def pull_off(run: Run) -> str | None:
     if config is None or not has_known_loss(config):
         return None
     comparisons = []
-    for response, share in responses_with_shares(run, "pull", "advantages", "drift"):
-        moved = response["moved"]
+    for response, share in responses_with_shares(
+        run, "negative_gradient", "advantages", "log_ratio_to_reference"
+    ):
+        moved = response["log_ratio"]
         if log_ratio_by_level(moved, config.ratio_level).abs().max() > 15:
             continue
         near = 0.01 / len(moved) if config.ratio_level == "product" else 0.01
@@ -625,11 +629,11 @@ def pull_off(run: Run) -> str | None:
         size = share * response["advantages"].abs().max()
         tolerance = 0.01 * (expected.abs() + size) + 1e-9
         expected[(above - below).abs() > 5 * tolerance] = math.nan  # near a bound of the clip
-        comparisons.append(Comparison(response, response["pull"], expected, tolerance))
+        comparisons.append(Comparison(response, response["negative_gradient"], expected, tolerance))
     return disagreement(comparisons, "−∂L/∂log π after the update", 0.02)
 
 
-def value_pull_off(run: Run) -> str | None:
+def value_gradient_off(run: Run) -> str | None:
     """−∂L/∂V after the update is vf_coef·share·(R̂ − V).
 
     It is 0 where the value clip holds the token. To rounding and 1 %; values near the clip, or near
@@ -640,12 +644,12 @@ def value_pull_off(run: Run) -> str | None:
         return None
     comparisons = []
     for response, share in responses_with_shares(
-        run, "value_pull", "values_now", "values", "returns"
+        run, "negative_value_gradient", "values_now", "values", "returns"
     ):
         values = response["values_now"]
         old_values = response["values"]
         returns = response["returns"]
-        recorded = response["value_pull"]
+        recorded = response["negative_value_gradient"]
         clip = math.inf if config.value_clip is None else config.value_clip
         rounding = 2e-3 * (returns.abs() + values.abs() + old_values.abs()) + 1e-5
         change = values - old_values
@@ -700,7 +704,7 @@ def nats_in_common(first: Mapping, second: Mapping) -> float:
     Of each token the smaller of the two −log π_old counts. 0 where it is not recorded.
     """
     nats = 0.0
-    if first.get("given") or "old_logprobs" not in first or "old_logprobs" not in second:
+    if first.get("from_environment") or "old_logprobs" not in first or "old_logprobs" not in second:
         return nats
     columns = (first["tokens"], second["tokens"], first["old_logprobs"], second["old_logprobs"])
     for token, other_token, logprob, other_logprob in zip(*columns, strict=False):
@@ -754,7 +758,7 @@ RECOMPUTED_RULES = (
         "reference/training/update",
         what="what is learnt from is not the rollout: rows twice or never, or advantages that slip",
         cure="each epoch goes once over all rows, with whatever belongs to them",
-        metrics=("learnt_apart",),
+        metrics=("coverage_error",),
     ),
     Rule(
         optimizer_steps,
@@ -762,7 +766,7 @@ RECOMPUTED_RULES = (
         "reference/training/update",
         what="the optimizer's steps are not the updates: some are skipped, or it is made anew",
         cure="one optimizer for the whole run, and one step for each update",
-        metrics=("optimizer_age", "updates"),
+        metrics=("optimizer_step_count", "updates"),
     ),
     Rule(
         other_schedule,
@@ -778,7 +782,7 @@ RECOMPUTED_RULES = (
         "reference/training/update",
         what="the weights move by much more, or much less, than the learning rate",
         cure="lr and value_lr in the optimizer's groups",
-        metrics=("weight_step", "updates", "optimizer_age"),
+        metrics=("weight_step", "updates", "optimizer_step_count"),
     ),
     Rule(
         parts_stand_still,
@@ -786,7 +790,7 @@ RECOMPUTED_RULES = (
         "reference/training/update",
         what="parts of the policy have a gradient and never move: the optimizer does not know them",
         cure="give the optimizer all parameters that learn",
-        metrics=("tensors_still", "optimizer_age"),
+        metrics=("tensors_unmoved", "optimizer_step_count"),
     ),
     Rule(
         other_discount,
@@ -846,7 +850,7 @@ RECOMPUTED_RULES = (
         cure="a higher beta, a lower lr, or SFT on the chosen texts first",
     ),
     Rule(
-        kl_charge_off,
+        kl_penalty_off,
         "error",
         "learn/06_kl",
         what=(
@@ -877,7 +881,7 @@ RECOMPUTED_RULES = (
         columns=("advantages",),
     ),
     Rule(
-        pull_off,
+        token_gradient_off,
         "error",
         "learn/08_policy_loss",
         what=(
@@ -885,15 +889,15 @@ RECOMPUTED_RULES = (
             "mean, weights, or a KL that is charged twice"
         ),
         cure="unless the loss is your own: compare with ppo_loss at a ratio other than 1",
-        columns=("pull", "moved"),
+        columns=("negative_gradient", "log_ratio"),
     ),
     Rule(
-        value_pull_off,
+        value_gradient_off,
         "error",
         "learn/09_value_loss",
         what="the loss does not pull the values as its settings say",
         cure="unless the loss is your own: vf_coef·½(V − R̂)², the larger with the value clip",
-        columns=("value_pull", "values_now"),
+        columns=("negative_value_gradient", "values_now"),
         applies=learns_values,
     ),
     Rule(

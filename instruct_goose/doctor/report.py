@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['QUANTITIES', 'COMPUTED_COLUMNS', 'STAGE_PANELS', 'PANELS', 'COLOURS', 'APART', 'read_tokens', 'checked_response',
-           'is_given', 'column_scales', 'shade', 'RunRecord', 'read_run', 'Line', 'points', 'lines_of', 'picture',
-           'groups_of', 'setting_differences', 'band', 'html_table', 'figures', 'stage_figures', 'samples_in',
-           'samples_table', 'findings_html', 'page_record', 'make_page', 'curves', 'save_page', 'ReportConfig',
-           'run_report', 'run_facts', 'CompareConfig', 'run_compare', 'bands', 'last_iterations',
+           'is_from_environment', 'column_scales', 'shade', 'RunRecord', 'read_run', 'Line', 'points', 'lines_of',
+           'picture', 'groups_of', 'setting_differences', 'band', 'html_table', 'figures', 'stage_figures',
+           'samples_in', 'samples_table', 'findings_html', 'page_record', 'make_page', 'curves', 'save_page',
+           'ReportConfig', 'run_report', 'run_facts', 'CompareConfig', 'run_compare', 'bands', 'last_iterations',
            'settings_that_differ']
 
 # %% ../../nbs/reference/doctor/report.ipynb #10e6cc50
@@ -29,14 +29,14 @@ from tyro.conf import Positional
 from ..core.checks import Settings
 from ..core.files import read_json, nan_to_none, write_atomically
 from .diagnosis import diagnose, nothing_found
-from .rules import is_rl_log, read_metrics
+from .rules import is_rl_log, read_metrics, with_new_names
 
 # %% ../../nbs/reference/doctor/report.ipynb #53b9bec8
 # Columns of tokens.jsonl that the page draws, and their words.
 QUANTITIES = {
-    "moved": "log ρ: what the update did",
+    "log_ratio": "log ρ: what the update did",
     "advantages": "advantage: what it was asked to do",
-    "drift": "log π_old − log π_ref: how far from the reference",
+    "log_ratio_to_reference": "log π_old − log π_ref: how far from the reference",
     "kl": "exact KL to the reference in this state, nats",
     "rewards": "reward, the price of drift taken off",
     "values": "value: what was expected",
@@ -45,7 +45,13 @@ QUANTITIES = {
 }
 
 # Columns that only the doctor's rules read.
-COMPUTED_COLUMNS = ("returns", "values_now", "weights", "pull", "value_pull")
+COMPUTED_COLUMNS = (
+    "returns",
+    "values_now",
+    "weights",
+    "negative_gradient",
+    "negative_value_gradient",
+)
 
 # %% ../../nbs/reference/doctor/report.ipynb #9b2fc53b
 def read_tokens(path: str | Path) -> dict[int, list[dict]]:  # iteration → its responses
@@ -77,27 +83,28 @@ def read_tokens(path: str | Path) -> dict[int, list[dict]]:  # iteration → its
 
 # %% ../../nbs/reference/doctor/report.ipynb #93b76cfb
 def checked_response(response: Mapping) -> dict:
-    """A recorded response, with None in place of NaN and infinity.
+    """Copy a recorded response, with None in place of NaN and infinity, and today's names.
 
     Raises ValueError unless its columns are as long as its tokens.
     """
     n = len(response["tokens"])
+    response = with_new_names(response)
     checked = dict(response)
-    for name in (*QUANTITIES, *COMPUTED_COLUMNS, "held", "given"):
+    for name in (*QUANTITIES, *COMPUTED_COLUMNS, "clipped", "from_environment"):
         if name not in response:
             continue
         column = response[name]
         if len(column) != n:
             raise ValueError("columns of different lengths")
         checked[name] = [x if x is not None and math.isfinite(x) else None for x in column]
-    if "held" not in response:
+    if "clipped" not in response:
         raise ValueError("columns of different lengths")
     return checked
 
 # %% ../../nbs/reference/doctor/report.ipynb #0384cf37
-def is_given(response: Mapping) -> list[bool]:
+def is_from_environment(response: Mapping) -> list[bool]:
     "Say of each token whether the environment wrote it, and not the policy."
-    return response.get("given") or [False] * len(response["tokens"])
+    return response.get("from_environment") or [False] * len(response["tokens"])
 
 
 def column_scales(responses: Sequence[Mapping]) -> dict[str, float]:
@@ -111,7 +118,7 @@ def column_scales(responses: Sequence[Mapping]) -> dict[str, float]:
             if name not in response:
                 continue
             scales.setdefault(name, 0.0)
-            for x, given in zip(response[name], is_given(response), strict=False):
+            for x, given in zip(response[name], is_from_environment(response), strict=False):
                 if x is not None and not given:
                     scales[name] = max(scales[name], abs(x))
     return scales
@@ -179,7 +186,7 @@ PANELS = {
     },
     "Entropy, nats per token": {"entropy": "entropy"},
     "Tokens per response": {"response_length": "length"},
-    "Share of tokens that the clip holds": {"clip_fraction": "held"},
+    "Share of tokens that the clip holds": {"clip_fraction": "clipped"},
     "Variance of the returns that the values explain": {"explained_variance": "explained"},
 }
 
@@ -455,12 +462,12 @@ def page_record(tokens: Mapping[int, list[dict]], most: int = 60) -> dict:
 
 def _shaded_response(response: Mapping, scales: Mapping[str, float]) -> dict:
     "A response with [number, shade] of each token and quantity."
-    names = ("prompt", "score", "tokens", "held", "given")
+    names = ("prompt", "score", "tokens", "clipped", "from_environment")
     shaded = {name: response[name] for name in names if name in response}
     numbers = {}
     for name, scale in scales.items():
         if name in response:
-            pairs = zip(response[name], is_given(response), strict=False)
+            pairs = zip(response[name], is_from_environment(response), strict=False)
             numbers[name] = [[x, 0.0 if given else shade(x, scale)] for x, given in pairs]
     return shaded | {"numbers": numbers}
 

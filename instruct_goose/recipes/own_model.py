@@ -44,7 +44,7 @@ from instruct_goose.core.files import (
 from instruct_goose.core.processes import (
     with_progress,
     find_device,
-    on_main,
+    on_main_process,
     require_one_process,
 )
 from ..core.random import stage_seed
@@ -285,7 +285,7 @@ def train_on(
         learn_demos(config, model, inputs, manager)
         ends = learnt_ends(model, inputs.tokenizer, inputs.demos, "completion")
         model.generation_config.eos_token_id = ends  # where the policy stops, too
-        on_main(partial(save_model, model, inputs.tokenizer, out / "sft", ends))
+        on_main_process(partial(save_model, model, inputs.tokenizer, out / "sft", ends))
     trainer = trainer_of(config, model, inputs)
     reward = inputs.rewards if len(inputs.rewards) > 1 else inputs.rewards[0]
     job = TrainingJob(
@@ -304,7 +304,7 @@ def train_on(
         data=summaries_of(inputs.reports),
         config={"algorithm": config.algorithm} | settings_of(config),
     )
-    on_main(partial(show_results, summary, len(shown), out))
+    on_main_process(partial(show_results, summary, len(shown), out))
     return summary
 
 
@@ -669,7 +669,7 @@ def fit_options(
     "Cut the log to where the stage was left, and collect the options of `fit`."
     stage = manager.stage(name)
     steps_done = 0
-    if stage.saved and manager.latest.place:
+    if stage.newest_state and manager.latest.place:
         steps_done = manager.latest.place[1]
     log_file = out / "metrics.jsonl"
     truncate_log(log_file, steps_done)

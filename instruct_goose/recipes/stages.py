@@ -38,7 +38,7 @@ from instruct_goose.runs.directory import (
     train_policy,
     TrainingJob,
 )
-from ..runs.resume import CheckpointManager, MAIN, Stage
+from ..runs.resume import CheckpointManager, RL_STAGE, Stage
 from ..runs.trackers import Track, TrackEvery
 from ..supervised.sft import train_lm
 from ..tasks.film_reviews import distinct_2
@@ -316,7 +316,7 @@ def improve(
         f"\n{algorithm}: {config.steps} times, write {config.batch_size} texts, score them, "
         f"make the better ones likelier; each nat of KL to the SFT model costs {config.beta}."
     )
-    metrics = train_policy(trainer, job, out, manager.stage(MAIN))
+    metrics = train_policy(trainer, job, out, manager.stage(RL_STAGE))
     trainer.save_pretrained(out / "policy")
     texts_after, after = measure()
     others = {}

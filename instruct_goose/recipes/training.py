@@ -21,7 +21,7 @@ import torch
 from ..config import RLHFConfig
 from ..core.checks import Count
 from ..core.files import text_table, versions, write_atomically
-from ..core.processes import is_main, on_main, ProgressBar
+from ..core.processes import is_main_process, on_main_process, ProgressBar
 from ..models.adapters import has_adapters, module_state
 from ..models.agent import Agent
 from ..models.sharding import load_weights
@@ -41,10 +41,10 @@ from instruct_goose.runs.directory import (
     train_policy,
     TrainingJob,
 )
-from ..runs.resume import CheckpointManager, MAIN
+from ..runs.resume import CheckpointManager, RL_STAGE
 from ..training.metrics import Metrics
 from ..training.trainer import RLHFTrainer
-from ..rollouts.rollout import Rollout
+from ..rollouts.rollout import require_scores, Rollout
 
 # %% ../../nbs/reference/recipes/training.ipynb #33a2e7d1
 @dataclass
@@ -96,13 +96,15 @@ def train_in(
     config = RunSettings(
         **settings, output_dir=Path(run_dir), save_every=save_every, keep=keep, resume=resume
     )
-    summary = on_main(partial(finished_run, config))
+    summary = on_main_process(partial(finished_run, config))
     if summary is not None:
         policy = Path(run_dir) / "policy"
-        load_weights(trainer.agent, on_main(lambda: module_state(Agent.from_pretrained(policy))))
+        load_weights(
+            trainer.agent, on_main_process(lambda: module_state(Agent.from_pretrained(policy)))
+        )
         return Summary(summary)
     if trial and not resume:
-        on_main(partial(try_before_training, trainer, prompts, reward_fn))
+        on_main_process(partial(try_before_training, trainer, prompts, reward_fn))
     job = TrainingJob(prompts, reward_fn, held_out, progress)
     shown = first_of(prompts if held_out is None else held_out, 16)
     summary = in_run_directory(
@@ -214,14 +216,14 @@ def train_and_report(
     """
     judge = job.reward_fn if score_shown else None
     before = answer(trainer, shown, judge, "before training", job.progress)
-    metrics = train_policy(trainer, job, out, manager.stage(MAIN))
+    metrics = train_policy(trainer, job, out, manager.stage(RL_STAGE))
     after = answer(trainer, shown, judge, "after training", job.progress)
     trainer.save_pretrained(out / "policy")
     summary = summary_of(trainer, metrics, manager) | more
     kind = "training" if job.held_out is None else "held_out"
     if score_shown:
         summary[f"{kind}_reward"] = {"before": before.mean_score, "after": after.mean_score}
-    if is_main():
+    if is_main_process():
         write_atomically(out / "policy" / "README.md", model_card(summary))
         if before.prompts:
             title = f"{kind.capitalize().replace('_', '-')} prompts, before and after"
@@ -281,7 +283,8 @@ def answer(
     with ProgressBar(total, name, show=progress) as bar:
         for rollout in trainer.answers(prompts, trainer.config.eval_greedy):
             if reward_fn is not None:
-                scores.append(trainer.judge(rollout, reward_fn, "held-out text"))
+                scored = trainer.ask_rewards(rollout, reward_fn, "held-out text")
+                scores.append(require_scores(scored))
             answers.prompts.extend(asked_texts(rollout))
             answers.responses.extend(completion_texts(rollout, trainer.tokenizer))
             bar.step(f"{len(answers.responses)} answers")

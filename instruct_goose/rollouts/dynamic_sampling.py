@@ -27,13 +27,13 @@ def resample_flat_groups(
     rollout: Rollout,  # with scores
     config: RLHFConfig,  # max_redraws, drop_flat_groups, group_size
     sample: Sample,
-    score: Callable[[Rollout], Tensor],
+    score: Callable[[Rollout], Rollout],  # returns a copy with scores
     take_prompts: Callable[[int], list] | None = None,  # new prompts; None: the same ones again
 ) -> Rollout:
     """Replace or drop groups whose responses all score the same: they teach nothing.
 
     Flat groups are replaced up to `max_redraws` times, by other responses to the same prompts or,
-    with `take_prompts`, to new ones; `score` judges them. With `drop_flat_groups` those that are
+    with `take_prompts`, to new ones; `score` scores them. With `drop_flat_groups` those that are
     still flat are left out, unless all are. `rollout.drawn` counts them (DAPO, 2503.14476,
     eq. 11). The rollout given stays as it is. Raises ValueError for a rollout without scores.
     """
@@ -49,7 +49,7 @@ def resample_flat_groups(
         new = _sample_again(current[rows], size, sample, take_prompts)
         if new is None:
             break
-        new.scores = score(new)
+        new = score(new)
         scores.append(require_scores(new))
         groups_redrawn += len(new) // size
         current = _replace_rows(current, rows[: len(new)].cpu(), new)

@@ -843,7 +843,7 @@ def same_random_numbers() -> Iterator[None]:
 
 def reward_noise(
     rollout: Rollout,  # with scores
-    judge: Callable[[Rollout], Float[Tensor, "batch"]],
+    ask_rewards: Callable[[Rollout], Rollout],  # returns a copy with scores
     rows: int = 8,  # so many at most are scored again
 ) -> dict[str, Tensor]:
     """Score a few responses twice more, in reverse order, and compare.
@@ -855,8 +855,8 @@ def reward_noise(
     stride = math.ceil(len(rollout) / rows)
     some = rollout[torch.arange(0, len(rollout), stride).flip(0)]
     with same_random_numbers():
-        first = judge(some)
-        second = judge(some)
+        first = require_scores(ask_rewards(some))
+        second = require_scores(ask_rewards(some))
     unit = require_scores(rollout).std(unbiased=False).clamp(min=1e-9)
     return {
         "reward_noise": (first - second).abs().max() / unit,

@@ -6,7 +6,8 @@
 __all__ = ['CONTEXT', 'RATIO_CAUSES', 'FLOAT_LIMIT', 'HALF_LIMIT', 'MOST_TOKENS_OFF', 'LARGEST_MEAN', 'StopStrings', 'Sampler',
            'SyncedSampler', 'EpisodeSampler', 'PolicySampler', 'begin_episodes', 'sync_weights', 'require_rows',
            'require_sampler', 'require_sampler_maker', 'rounding', 'RatioOutliers', 'check_ratio',
-           'require_same_forward', 'SharedSampler', 'sampler_of_this_process', 'data_parallel', 'greedy_responses']
+           'require_same_forward', 'DataParallelSampler', 'sampler_of_this_process', 'data_parallel',
+           'greedy_responses']
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #c5bce922
 import inspect
@@ -401,7 +402,7 @@ def require_same_forward(
     check_ratio(rounding(model), read, sampled.to(read), some.mask, what, temperature)
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #b9c00006
-class SharedSampler:
+class DataParallelSampler:
     """Let each of several processes sample for its share of the prompts.
 
     All processes get the whole rollout, which is the one that a single process would sample.
@@ -455,7 +456,7 @@ def sampler_of_this_process(sampler: Sampler) -> Sampler:
 
     A checkpoint keeps the state of the main process's.
     """
-    if isinstance(sampler, SharedSampler):
+    if isinstance(sampler, DataParallelSampler):
         return sampler.sampler
     return sampler
 
@@ -463,11 +464,11 @@ def sampler_of_this_process(sampler: Sampler) -> Sampler:
 def data_parallel(sampler: Sampler, tokens: Tokens) -> Sampler:
     """Deal out prompts where there are several processes.
 
-    Returns a `SharedSampler`, or in one process the sampler itself.
+    Returns a `DataParallelSampler`, or in one process the sampler itself.
     """
     if world_size() == 1:
         return sampler
-    return SharedSampler(sampler, tokens)
+    return DataParallelSampler(sampler, tokens)
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #7f1c91f9
 def greedy_responses(

@@ -38,7 +38,7 @@ from instruct_goose.core.files import (
     write_json,
     write_atomically,
 )
-from ..core.processes import init_processes, is_main, on_main
+from ..core.processes import init_processes, is_main_process, on_main_process
 from ..core.random import torch_threads
 from ..core.state import FREE_SETTINGS, State
 from ..doctor.diagnosis import diagnose
@@ -143,14 +143,14 @@ def open_run(
     track = getattr(config, "track", None)  # not every command has trackers
     if track:
         need_tracker(track)
-    out = Path(on_main(partial(_directory_of, config, name))).absolute()
+    out = Path(on_main_process(partial(_directory_of, config, name))).absolute()
     manager = CheckpointManager(
         out, settings_of(config) | more, config.steps, config.save_every, config.keep
     )
     manager.to_go_on = getattr(config, "to_go_on", None)
     if config.resume:
         checkpoint = manager.resume()
-        if is_main():
+        if is_main_process():
             print(_where_it_goes_on(checkpoint, manager))
     return out, manager
 
@@ -250,9 +250,11 @@ class RunLog(Callback[RLHFTrainer]):
         self.metrics: list[Metrics] = []  # of all iterations, as the file has them
         self.digest = hashlib.sha256()  # of their lines
 
-    def on_end(self, trainer: RLHFTrainer, experience: Experience, metrics: Metrics) -> None:
+    def on_iteration_end(
+        self, trainer: RLHFTrainer, experience: Experience, metrics: Metrics
+    ) -> None:
         "Write the lines of an iteration, then let the stage keep the state."
-        if is_main():
+        if is_main_process():
             append_jsonl(self.path, metrics)
             if is_recorded(trainer.iteration - 1, trainer.config.steps):
                 responses = record_tokens(trainer, experience, rows=4)
@@ -270,16 +272,16 @@ class RunLog(Callback[RLHFTrainer]):
         log = {"lines": len(self.metrics), "sha256": self.digest.hexdigest()}
         return trainer.state_dict() | {"log": log}
 
-    def restore(self, trainer: RLHFTrainer) -> None:
+    def resume(self, trainer: RLHFTrainer) -> None:
         """Go on where the stage was left: trainer and log as they were then.
 
         A log that is ahead of its checkpoint is cut back; one without a checkpoint is kept
         beside. Raises ValueError for a state that is not this trainer's, and for a log that is
         not the one that belongs to it.
         """
-        state = self.stage.saved
+        state = self.stage.newest_state
         if state is not None:
-            self.metrics = on_main(partial(checked_log, state, self.path))
+            self.metrics = on_main_process(partial(checked_log, state, self.path))
             for metrics in self.metrics:
                 self.digest.update(json_line(metrics).encode())
             steps = state["identity"]["config"].get("steps")
@@ -288,8 +290,10 @@ class RunLog(Callback[RLHFTrainer]):
             trainer.load_state_dict({**state, "identity": identity})
             if steps != trainer.config.steps:  # and goes on then, also if it was stopped early
                 trainer.stopped = None
-                on_main(partial(name_new_schedule, trainer.config, steps, trainer.iteration))
-        if is_main():
+                on_main_process(
+                    partial(name_new_schedule, trainer.config, steps, trainer.iteration)
+                )
+        if is_main_process():
             truncate_log(self.tokens, trainer.iteration)
             truncate_log(self.path, trainer.iteration)
 
@@ -387,30 +391,35 @@ def train_policy(
     Returns the metrics of all iterations, those of an earlier process among them. With keep_best
     the run ends with the best policy, `trainer.best_policy`; `trainer.stopped` says why it ended
     early. After Ctrl-C, which is raised again, policy/ holds the model of the last whole iteration.
-    Raises ValueError as `RunLog.restore`, and what `train` raises.
+    Raises ValueError as `RunLog.resume`, and what `train` raises.
     """
     out = Path(out).absolute()  # a reward may change the working directory
     log = RunLog(out, stage)
-    log.restore(trainer)
-    if trainer.iteration < trainer.config.steps and not trainer.stopped:
-        prompts = job.prompts
-        if not is_indexable(prompts):  # a stream begins anew: skip what has been seen
-            prompts = islice(prompts, trainer.prompts.seen, None)
-        progress = job.progress and is_main()
-        with logging_to(trainer, log, out, job):
-            try:
-                trainer.train(prompts, job.reward_fn, progress=progress, held_out=job.held_out)
-            except KeyboardInterrupt:
-                if stage.saved is not None and is_main():
-                    save_last_whole_policy(trainer, stage.saved, out / "policy")
-                raise
-    if is_main() and trainer.stopped:
+    with logging_to(trainer, log, out, job):
+        log.resume(trainer)  # the state of a tracker as well, which is a callback here
+        if trainer.iteration < trainer.config.steps and not trainer.stopped:
+            _train_on(trainer, job, out, stage)
+    if is_main_process() and trainer.stopped:
         print(f"  Stopped early: {trainer.stopped}")
     if trainer.best is not None:
         trainer.load_best()
-        if is_main():
+        if is_main_process():
             print(f"  Kept: the policy after {trainer.best_policy.iteration} iterations")
     return log.metrics
+
+
+def _train_on(trainer: RLHFTrainer, job: TrainingJob, out: Path, stage: Stage) -> None:
+    "Train from where the trainer stands; after Ctrl-C save the policy of the last whole iteration."
+    prompts = job.prompts
+    if not is_indexable(prompts):  # a stream begins anew: skip what has been seen
+        prompts = islice(prompts, trainer.prompts.seen, None)
+    progress = job.progress and is_main_process()
+    try:
+        trainer.train(prompts, job.reward_fn, progress=progress, held_out=job.held_out)
+    except KeyboardInterrupt:
+        if stage.newest_state is not None and is_main_process():
+            save_last_whole_policy(trainer, stage.newest_state, out / "policy")
+        raise
 
 # %% ../../nbs/reference/runs/directory.ipynb #c65d9440
 @contextmanager
@@ -464,10 +473,10 @@ def in_run_directory(
     """
     replace_unprintable()
     init_processes()  # of torchrun: they meet before one of them takes the directory
-    summary = on_main(partial(finished_run, config))
+    summary = on_main_process(partial(finished_run, config))
     if summary is not None:
         return summary
-    identity = on_main(partial(model_digests, config))
+    identity = on_main_process(partial(model_digests, config))
     out, manager = open_run(config, name, **(known or {}), **identity)
     threads = getattr(config, "threads", None)  # not every command sets them
     with (
@@ -484,19 +493,19 @@ def in_run_directory(
         if isinstance(config, RLHFConfig):
             settings |= {"algorithm": config.algorithm}
         settings |= asdict(config) | more
-        if is_main():
+        if is_main_process():
             if not then:
                 write_json(path, settings)
             elif then != then | files:
                 write_json(path, then | files)
             print(f"The run goes to {shown_path(out)}. Seed {config.seed}.")
         summary = work(out, manager)
-        if is_main():
+        if is_main_process():
             write_json(path, settings)  # of a run that went on, now that it has
             write_json(out / "summary.json", summary)
-    if is_main():
+    if is_main_process():
         print_worst_finding(out, settings_of(config) | more)
-    return on_main(lambda: summary)
+    return on_main_process(lambda: summary)
 
 
 def check_directory(config: DirectoryConfig, known: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from ..core.checks import install, Limit, OneOf
 from ..core.files import text_table
-from ..core.processes import is_main
+from ..core.processes import is_main_process
 from instruct_goose.rollouts.rollout import (
     require_scores,
     Rollout,
@@ -80,7 +80,7 @@ class Tracker(Callback[RLHFTrainer]):
 
     def on_iteration(self, trainer: RLHFTrainer, experience: Experience, metrics: Metrics) -> None:
         "Send the numbers of an iteration, from the main process; first open, if need be."
-        if not is_main():
+        if not is_main_process():
             return
         iteration = int(metrics["iteration"] or 0)
         if not self.is_open:

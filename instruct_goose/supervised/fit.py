@@ -177,8 +177,8 @@ def fit(
     optimizer = adamw(model, lr, betas, weight_decay)
     generators = generators or {}
     history: list[Log] = []
-    if stage is not None and stage.saved is not None:
-        history = load_fit_state(model, optimizer, generators, steps, stage.saved)
+    if stage is not None and stage.newest_state is not None:
+        history = load_fit_state(model, optimizer, generators, steps, stage.newest_state)
     for _ in history:
         next(rows)  # a shuffle can only be reached by shuffling
     was_training = model.training
@@ -191,7 +191,7 @@ def fit(
                 log = clipped_gradient(
                     optimizer, loss, lr_now, max_grad_norm, f"{desc}, step {step}"
                 )
-                with stage.moving_weights() if stage is not None else nullcontext():
+                with stage.uninterrupted_step() if stage is not None else nullcontext():
                     for group in optimizer.param_groups:
                         group["lr"] = lr_now
                     optimizer.step()

@@ -90,8 +90,10 @@ def with_scores(
     """
 
     class Scored(RLHFTrainer):
-        def judge(self, rollout, reward_fn, kind="text"):
-            return change(super().judge(rollout, reward_fn, kind), rollout)
+        def ask_rewards(self, rollout, reward_fn, kind="text"):
+            scored = super().ask_rewards(rollout, reward_fn, kind)
+            scored.scores = change(require_scores(scored), rollout)
+            return scored
 
     return Scored
 

@@ -72,7 +72,9 @@ class Callback(Generic[Trainer]):
         Returns None, or a text that ends the run and says why.
         """
 
-    def on_end(self, trainer: Trainer, experience: Experience, metrics: Metrics, /) -> None:
+    def on_iteration_end(
+        self, trainer: Trainer, experience: Experience, metrics: Metrics, /
+    ) -> None:
         """Called last: all metrics are there, and the weights are those that stay.
 
         `trainer.stopped` says whether the run ends. This is the place to save what is to last.

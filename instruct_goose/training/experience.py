@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['NO_REFERENCE', 'Annotations', 'Experience', 'model_inputs', 'require_finite', 'annotate', 'annotate_share',
-           'annotate_rows', 'at_tokens', 'next_token_logits', 'compare_row_by_row', 'evaluate_policy', 'kl_charge',
-           'greedy_baseline', 'count_group_tokens', 'raw_advantages', 'make_experience']
+           'annotate_rows', 'at_tokens', 'next_token_logits', 'compare_row_by_row', 'evaluate_policy',
+           'kl_penalty_in_reward', 'greedy_baseline', 'count_group_tokens', 'raw_advantages', 'make_experience']
 
 # %% ../../nbs/reference/training/experience.ipynb #b5bea7bd
 from collections.abc import Callable, Sequence
@@ -311,7 +311,7 @@ def _evaluate(agent: Agent, batch: Rollout, config: RLHFConfig) -> Evaluation:
 
 # %% ../../nbs/reference/training/experience.ipynb #bf500bd0
 @torch.no_grad()
-def kl_charge(
+def kl_penalty_in_reward(
     agent: Agent,
     ref_model: PreTrainedModel | None,
     rollout: Rollout,
@@ -341,21 +341,21 @@ def kl_charge(
 def greedy_baseline(
     rollout: Rollout,
     sampler: Sampler,
-    judge: Callable[[Rollout], Float[Tensor, "batch"]],  # R(q, r)
-    charge: Callable[[Rollout], Float[Tensor, "batch"]],  # see `kl_charge`
+    ask_rewards: Callable[[Rollout], Rollout],  # returns a copy with scores, R(q, r)
+    kl_penalty: Callable[[Rollout], Float[Tensor, "batch"]],  # see `kl_penalty_in_reward`
     tokenizer: PreTrainedTokenizerBase | None,
     config: RLHFConfig,
 ) -> Float[Tensor, "batch"]:
     """Compute b = R(q, r_greedy) − β·Σₜ k(ℓₜ), the greedy response's total reward.
 
     One number for each row of the rollout; the rows of a query have the same. ReMax (Li et al.
-    2023), algorithm 1; taking the KL charge off as well is ours, so that both sides of R − b are
+    2023), algorithm 1; taking the KL penalty off as well is ours, so that both sides of R − b are
     total rewards.
     """
     greedy, row = greedy_responses(sampler, rollout, config)
     answers = attach_texts(greedy, tokenizer)[row]
     answers.columns = rollout.columns
-    return judge(answers) - charge(greedy)[row]
+    return require_scores(ask_rewards(answers)) - kl_penalty(greedy)[row]
 
 # %% ../../nbs/reference/training/experience.ipynb #5d68bef7
 def count_group_tokens(

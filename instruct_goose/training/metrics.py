@@ -360,7 +360,7 @@ def rollout_metrics(
         **sampler_metrics(host, config),
     }
     if host.environment_mask is not None:
-        measured["given_tokens"] = host.environment_mask.sum() / len(host)
+        measured["environment_tokens"] = host.environment_mask.sum() / len(host)
     for name, counts in (host.episodes or {}).items():
         measured[name] = sum(counts) / len(host)
     return json_numbers(measured)
@@ -542,7 +542,7 @@ def update_metrics(
 ) -> Metrics:
     """Average each number over the optimizer steps that log it.
 
-    Of `ratio_max` the largest is taken. `learnt_apart` is 0 where each epoch takes each token once,
+    Of `ratio_max` the largest is taken. `coverage_error` is 0 where each epoch takes each token once,
     with its advantage.
     """
     logged: dict[str, list[Tensor]] = {}
@@ -556,7 +556,7 @@ def update_metrics(
     products = _advantage_products(experience)
     expected = epochs * products.sum()
     difference = sum(products_of_steps, torch.zeros_like(expected)) - expected
-    measured["learnt_apart"] = difference.abs() / (epochs * products.abs().sum())
+    measured["coverage_error"] = difference.abs() / (epochs * products.abs().sum())
     return {"updates": len(logs)} | json_numbers(measured)
 
 
@@ -595,7 +595,7 @@ def trainer_metrics(
     return {
         "lr": optimizer.param_groups[0]["lr"],
         "rounding": rounding(agent.model, config),
-        "optimizer_age": steps[0] if steps else None,  # Adam's count of its steps
+        "optimizer_step_count": steps[0] if steps else None,  # Adam's count of its steps
         "moment_norm": json_number(moment_norm(agent, optimizer)),
         "reference_weight": reference_weight,  # another one: another reference
         "prompt_nll": json_number(prompt_nll(ref_model or agent.model, experience)),
@@ -678,7 +678,7 @@ def weight_changes(
     """Measure how the updates moved the weights, of a sample of them.
 
     `update_ratio` is ‖Δθ‖ / ‖θ‖ and `weight_step` the root mean square of Δθ; `weights_moved` is
-    the share that moved of the weights with a gradient, `tensors_still` the share of tensors
+    the share that moved of the weights with a gradient, `tensors_unmoved` the share of tensors
     that have one and did not move; `clipped_norm` is the norm of the last, clipped gradient.
     """
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
@@ -696,7 +696,7 @@ def weight_changes(
         "weights_moved": torch.cat(moved).sum() / torch.cat(has_gradient).sum(),
         "weight_step": step.square().mean().sqrt(),
         "tensors_without_gradient": (torch.stack(norms) == 0).float().mean(),
-        "tensors_still": (sampled_gradient & ~tensor_moved).float().mean(),
+        "tensors_unmoved": (sampled_gradient & ~tensor_moved).float().mean(),
     }
 
 # %% ../../nbs/reference/training/metrics.ipynb #bb349912

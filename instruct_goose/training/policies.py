@@ -137,7 +137,7 @@ class PolicySnapshot:
             name: x.to("cpu", copy=True) for name, x in module_state(self.agent.model).items()
         }
 
-    def restore(self) -> bool:
+    def load_into_policy(self) -> bool:
         """Load the kept weights into the policy, in place.
 
         Returns False, and changes nothing, where none have been kept.
@@ -209,7 +209,7 @@ class KLStop(PolicySnapshot):
         super().__init__(agent)
         self.limit = limit
 
-    def observe(self, experience: Experience, iteration: int) -> None:
+    def keep_if_within_limit(self, experience: Experience, iteration: int) -> None:
         """Put the policy that sampled aside before an update, if it is within the limit.
 
         KL = mean over responses of Σₜ KL(π(·|sₜ) ‖ π_ref(·|sₜ)), in nats, from the annotations.
@@ -223,7 +223,8 @@ class KLStop(PolicySnapshot):
     def reason_to_stop(self, kl: float | None) -> str | None:
         """Say after an iteration why the run has to end; None: it may go on.
 
-        The reason announces that the last policy within the limit is put back: `restore` does it.
+        The reason announces that the last policy within the limit is put back, which
+        `load_into_policy` does.
         """
         if self.limit is None or kl is None or kl <= self.limit:
             return None

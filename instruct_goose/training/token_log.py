@@ -56,7 +56,7 @@ def token_columns(
 ) -> dict[str, Tensor]:
     """Compute the numbers of each token that a record keeps, (B, T) each, by name.
 
-    `held` says where the clip holds the token. After a single update it holds none: that update
+    `clipped` says where the clip holds the token. After a single update it holds none: that update
     started at a ratio of 1.
     """
     settings = loss_args(config)
@@ -81,9 +81,9 @@ def token_columns(
     if experience.ref_logprobs is not None:
         drift = experience.old_logprobs - experience.ref_logprobs
     columns = {
-        "moved": log_ratio(logprobs, experience.old_logprobs, experience.mask),
+        "log_ratio": log_ratio(logprobs, experience.old_logprobs, experience.mask),
         "advantages": experience.advantages,
-        "drift": drift,
+        "log_ratio_to_reference": drift,
         "kl": experience.kl,
         "rewards": experience.rewards,
         "values": experience.values,
@@ -91,8 +91,8 @@ def token_columns(
         "old_logprobs": experience.old_logprobs,
         "ref_logprobs": experience.ref_logprobs,
         "weights": importance_weights(experience, config),
-        "held": clipped,
-        "given": experience.environment_mask,
+        "clipped": clipped,
+        "from_environment": experience.environment_mask,
     }
     return {name: x for name, x in columns.items() if x is not None}
 
@@ -102,7 +102,7 @@ class LossNotRecorded(UserWarning):
 
 
 def negative_gradients(loss: LossFn, new: Evaluation, experience: Experience) -> dict[str, Tensor]:
-    """Compute −∂L/∂x at log π (`pull`) and at V (`value_pull`), (B, T) each.
+    """Compute −∂L/∂x at log π (`negative_gradient`) and at V (`negative_value_gradient`), (B, T) each.
 
     A loss of one's own may need more than these rows, whole groups for example. What it raises
     then is a LossNotRecorded warning, and there are no gradients.
@@ -123,7 +123,9 @@ def negative_gradients(loss: LossFn, new: Evaluation, experience: Experience) ->
         )
         return {}
     found = {}
-    for name, gradient in zip(("pull", "value_pull"), gradients, strict=False):
+    for name, gradient in zip(
+        ("negative_gradient", "negative_value_gradient"), gradients, strict=False
+    ):
         if gradient is not None:
             found[name] = -gradient
     return found
@@ -165,7 +167,7 @@ def record_tokens(
     """Record what an iteration knew of a few responses, token by token, for JSON.
 
     Each response has its prompt, score, tokens, and of each token the columns of `token_columns`,
-    among them `held`; `given` says which tokens the policy did not write. Numbers have four digits.
+    among them `clipped`; `from_environment` says which tokens the policy did not write. Numbers have four digits.
     The random generators stay as they are. Raises ValueError for an experience without scores.
     """
     config = trainer.config
@@ -213,7 +215,7 @@ def response_notes(
 ) -> list[dict]:
     """Note what the doctor needs of each response beside its tokens.
 
-    Whether its text is that of its ids (`same_text`) and its scores have places (`placed`); the
+    Whether its text is that of its ids (`same_text`) and its scores have places (`has_token_scores`); the
     total rewards of its `group`, how many prompts that has (`group_prompts`), and the total reward
     of the greedy response (`baseline`); the place of its first `end` token; the data's other
     `columns`, as short texts.
@@ -225,7 +227,7 @@ def response_notes(
     size = config.group_size
     notes = []
     for k, i in enumerate(rows):
-        note: dict[str, Any] = {"placed": experience.token_scores is not None}
+        note: dict[str, Any] = {"has_token_scores": experience.token_scores is not None}
         own_ids = experience.response_ids[i][experience.attention_mask[i]].tolist()
         ends = [t for t, token in enumerate(own_ids) if token in eos_ids]
         note["end"] = ends[0] if ends else None

@@ -9,7 +9,7 @@ __all__ = ['RLHFTrainer', 'steps_left', 'HeldOut']
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 from ..config import FOREIGN_NAMES, lr_factor, precision, RLHFConfig
 from ..core.checks import answers_foreign, check_values, json_object, Limit
 from ..core.tensor_checks import deferred_checks, require_finite_weights
-from ..core.processes import find_device, gather_results, on_main, ProgressBar
+from ..core.processes import find_device, gather_results, on_main_process, ProgressBar
 from ..core.random import EVALUATION_STREAM, generator, Generators
 from instruct_goose.core.state import (
     check_identity,
@@ -95,7 +95,7 @@ from instruct_goose.training.experience import (
     evaluate_policy,
     Experience,
     greedy_baseline,
-    kl_charge,
+    kl_penalty_in_reward,
     make_experience,
     rounding,
 )
@@ -171,7 +171,7 @@ class RLHFTrainer:
         vocabulary = vocabulary_size(self.agent.model)
         arguments = json_object(self.config.template_kwargs)
         self.tokens = Tokens(tokenizer, eos_ids, pad_id, vocabulary, arguments)
-        self.reference = MovingReference(
+        self.moving_reference = MovingReference(
             self.ref_model, self.agent.model, self.config.ref_every, self.config.ref_mixup
         )
         self.agent = shard_agent(self.agent)  # under FSDP its parameters are replaced by shards
@@ -209,7 +209,7 @@ class RLHFTrainer:
             experience = after.advantages(self.advantages(rollout, annotations))  # (4), (5) Âₜ, R̂ₜ
             update_log = after.optimize(self.optimize(experience))  # (6) θ ← θ − η·∇L
             sync_weights(self.sampler, self.agent.model)  # (7) π_old ← π_θ
-        return self.finish(prompts, experience, update_log, after.seconds)
+        return self.end_iteration(prompts, experience, update_log, after.seconds)
 
     def rollout(self, prompts: Prompts) -> Rollout:
         """r ~ π_old(·|q): the sampler answers each prompt group_size times, side by side.
@@ -221,30 +221,30 @@ class RLHFTrainer:
     def score(self, rollout: Rollout, reward_fn: Rewards) -> Rollout:
         """score = R(q, r), of the responses and where it is needed of the likeliest ones.
 
-        Returns the rollout with its scores, (B,), some of its groups replaced or dropped if the
-        settings say so. Raises RewardError for a reward function that fails or returns no scores,
+        Returns a copy of the rollout with its scores, (B,), some of its groups replaced or dropped
+        if the settings say so. Raises RewardError for a reward function that fails or returns no scores,
         TimeoutError for one that takes longer than reward_timeout.
         """
         config = self.config
-        judge = partial(self.judge, reward_fn=reward_fn)
-        scores = judge(rollout)
+        ask_rewards = partial(self.ask_rewards, reward_fn=reward_fn)
+        rollout = ask_rewards(rollout)
         if config.needs == "greedy":  # ReMax
             rollout.baseline = greedy_baseline(
                 rollout,
                 self.sampler,
-                partial(judge, kind="greedy text"),
-                self.kl_charge,
+                partial(ask_rewards, kind="greedy text"),
+                self.kl_penalty_in_reward,
                 self.tokens.tokenizer,
                 config,
             )
-        rollout.scores = scores
         if config.max_redraws or config.drop_flat_groups:
             take_prompts = self.prompts.take if self.prompts.is_open else None
-            rollout = resample_flat_groups(rollout, config, self.rollout, judge, take_prompts)
+            rollout = resample_flat_groups(rollout, config, self.rollout, ask_rewards, take_prompts)
         if config.reward_scaling == "running":
             self.reward_scale.add(require_scores(rollout))
         if config.recheck_every is not None and self.iteration % config.recheck_every == 0:
-            rollout.reward_noise = reward_noise(rollout, partial(judge, kind="text asked again"))
+            ask_again = partial(ask_rewards, kind="text asked again")
+            rollout.reward_noise = reward_noise(rollout, ask_again)
         return rollout
 
     def annotate(self, rollout: Rollout) -> Annotations:
@@ -276,7 +276,7 @@ class RLHFTrainer:
         the latter for a weight that is no longer finite.
         """
         experience.to_(self.device)
-        self.kl_stop.observe(experience, self.iteration)
+        self.kl_stop.keep_if_within_limit(experience, self.iteration)
         self.coefficients.begin(experience)
         change = PolicyChange(self.agent, experience, self.config)
         logs = self.updates(experience)
@@ -384,34 +384,41 @@ class RLHFTrainer:
         cut = self.config.long_rows != "refuse"
         return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
 
-    def judge(
+    def ask_rewards(
         self,
         rollout: Rollout,
         reward_fn: Rewards,
         kind: str = "text",  # what error messages call a response
-    ) -> Float[Tensor, "batch"]:
-        """The checked score of each response. Override it to add something to all of them.
+    ) -> Rollout:
+        """Ask the reward functions for the score of each response, and check it.
 
-        Also sets token_scores, score_parts, logged and extra of the rollout.
+        Returns a copy of the rollout with scores, token_scores, score_parts, logged and extra; the
+        rollout given stays as it is. Override it to add something to all scores. Raises
+        RewardError and TimeoutError as `score`.
         """
         log = RewardLog()
         progress = TrainerState(global_step=self.iteration, max_steps=self.config.steps)
 
-        def ask(rows: Rollout) -> dict[str, Any]:
+        def score(rows: Rollout) -> dict[str, Any]:
             return score_rollout(rows, reward_fn, self.config, self.tokens, progress, log, kind)
 
-        columns = map_rows(ask, rollout, unit=self.config.group_size)
-        rollout.token_scores = columns["token_scores"]
-        rollout.score_parts = columns["score_parts"]
-        rollout.logged, rollout.extra = merge_reward_logs(gather_results(lambda: log))
-        return columns["scores"].to(self.device)
+        columns = map_rows(score, rollout, unit=self.config.group_size)
+        logged, extra = merge_reward_logs(gather_results(lambda: log))
+        return replace(
+            rollout,
+            scores=columns["scores"].to(self.device),
+            token_scores=columns["token_scores"],
+            score_parts=columns["score_parts"],
+            logged=logged,
+            extra=extra,
+        )
 
-    def kl_charge(self, rollout: Rollout) -> Float[Tensor, "batch"]:
+    def kl_penalty_in_reward(self, rollout: Rollout) -> Float[Tensor, "batch"]:
         """Compute β·Σₜ k(ℓₜ) of each response, (B,), where the KL is charged in the reward.
 
         0 where kl_placement is "loss". No gradient.
         """
-        return kl_charge(self.agent, self.ref_model, rollout, self.beta, self.config)
+        return kl_penalty_in_reward(self.agent, self.ref_model, rollout, self.beta, self.config)
 
     @property
     def beta(self) -> float:
@@ -451,7 +458,7 @@ class RLHFTrainer:
 
     # ---------------------------------------------------------------- the end of an iteration
 
-    def finish(
+    def end_iteration(
         self,
         prompts: Prompts,
         experience: Experience,
@@ -474,9 +481,9 @@ class RLHFTrainer:
             reasons.append(kl_reason)
         self.stopped = f"iteration {metrics['iteration']}: {reasons[0]}" if reasons else None
         if kl_reason is not None:
-            self.restore(self.kl_stop)  # the last policy within the limit
+            self.load_kept_policy(self.kl_stop)  # the last policy within the limit
         for callback in self.callbacks:
-            callback.on_end(self, experience, metrics)
+            callback.on_iteration_end(self, experience, metrics)
         return metrics
 
     def measure(
@@ -509,7 +516,7 @@ class RLHFTrainer:
         entropy_log = self.coefficients.adapt(metrics)
         self.iteration += 1
         next_learning_rate(self.schedule)
-        reference_log = self.reference.follow(self.iteration)
+        reference_log = self.moving_reference.follow(self.iteration)
         return entropy_log | reference_log
 
     def ask_callbacks(self, experience: Experience, metrics: Metrics) -> list[str]:
@@ -596,7 +603,8 @@ class RLHFTrainer:
         kls = []
         rollouts = []
         for rollout in self.answers(prompts, greedy):
-            scores.append(self.judge(rollout, reward_fn, "held-out text"))
+            rollout = self.ask_rewards(rollout, reward_fn, "held-out text")
+            scores.append(require_scores(rollout))
             kl = self.annotate(rollout).kl
             if kl is not None:
                 kls.append(masked_sum(kl, rollout.mask, dim=-1))
@@ -691,7 +699,7 @@ class RLHFTrainer:
         "With keep_best: the best policy's weights, on the CPU, for `load_state_dict`."
         return self.best_policy.named_weights()
 
-    def restore(
+    def load_kept_policy(
         self,
         kept: PolicySnapshot,  # `best_policy` or `kl_stop`
     ) -> bool:
@@ -699,7 +707,7 @@ class RLHFTrainer:
 
         Returns False where none was kept.
         """
-        is_restored = kept.restore()
+        is_restored = kept.load_into_policy()
         if is_restored:
             sync_weights(self.sampler, self.agent.model)
         return is_restored
@@ -709,7 +717,7 @@ class RLHFTrainer:
 
         Raises ValueError if none has been kept.
         """
-        if not self.restore(self.best_policy):
+        if not self.load_kept_policy(self.best_policy):
             raise ValueError(
                 "no policy has been kept: set keep_best and eval_every, and give train held_out="
             )
@@ -719,7 +727,7 @@ class RLHFTrainer:
 
         Raises OSError, saying what to do, if it cannot be written.
         """
-        on_main(
+        on_main_process(
             lambda: save_model(unsharded_copy(self.agent), self.tokenizer, directory, self.eos_ids)
         )
 
@@ -745,7 +753,7 @@ class RLHFTrainer:
             "reward_scale": self.reward_scale,
             "best_policy": self.best_policy,
             "kl_stop": self.kl_stop,
-            "reference": self.reference,
+            "reference": self.moving_reference,
         }
         sampler = sampler_of_this_process(self.sampler)
         if isinstance(sampler, Stateful):
@@ -827,7 +835,7 @@ class RLHFTrainer:
 
     def identity(self) -> dict:
         "What the run is: its settings, and fingerprints of what must stay the same."
-        stays = self.reference.every is None
+        stays = self.moving_reference.every is None
         return identity_of(
             asdict(self.config),
             self.agent,

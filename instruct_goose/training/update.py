@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['EvaluateFn', 'LossFn', 'drop_truncated', 'minibatches', 'micro_batches', 'aggregation_args', 'importance_weights',
-           'loss_args', 'kl_penalty', 'total_loss', 'MicroBatchTrace', 'backward', 'clip_gradients', 'make_optimizer',
-           'next_learning_rate', 'go_to_iteration', 'Coefficients', 'explain_nonfinite', 'first_nonfinite']
+           'loss_args', 'kl_penalty_in_loss', 'total_loss', 'MicroBatchTrace', 'backward', 'clip_gradients',
+           'make_optimizer', 'next_learning_rate', 'go_to_iteration', 'Coefficients', 'explain_nonfinite',
+           'first_nonfinite']
 
 # %% ../../nbs/reference/training/update.ipynb #3464f50d
 import warnings
@@ -154,7 +155,7 @@ def loss_args(config: RLHFConfig, ent_coef: float | None = None) -> dict[str, An
     }
 
 
-def kl_penalty(
+def kl_penalty_in_loss(
     logprobs: Float[Tensor, "batch time"], batch: Experience, beta: float, config: RLHFConfig
 ) -> Float[Tensor, "batch time"]:
     """Compute β·k(ℓₜ) of each token, to be added to the loss; by default with k2.
@@ -199,7 +200,7 @@ def total_loss(
         **averaging,
     )
     if config.kl_placement == "loss" and beta > 0:
-        penalty = kl_penalty(new.logprobs, batch, beta, config)
+        penalty = kl_penalty_in_loss(new.logprobs, batch, beta, config)
         loss = loss + aggregate(penalty, batch.mask, **averaging)
     if new.router_loss is not None and router_coef > 0:
         balance = batch.minibatch_share * new.router_loss

@@ -63,7 +63,7 @@ def ours(policy, environment, limit=40):
     trainer = RLHFTrainer(model, config=config, tokenizer=tokenizer)
     trainer.use_sampler(lambda agent, tokens: EnvironmentSampler(agent, tokens, environment))
     rollout = trainer.generate(ROWS, 1, None)
-    scores = trainer.judge(rollout, environment_reward)
+    scores = trainer.ask_rewards(rollout, environment_reward).scores
     return list(
         zip(
             unpad(rollout.query_ids, rollout.query_mask),

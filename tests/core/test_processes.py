@@ -24,8 +24,8 @@ from instruct_goose.core.processes import (
     broadcast_weights,
     gather_results,
     in_processes,
-    is_main,
-    on_main,
+    is_main_process,
+    on_main_process,
     rank,
     rank_slice,
     require_equal,
@@ -64,7 +64,7 @@ def primitives():
     net = torch.nn.Linear(2, 1)
     broadcast_weights(net)
     seen = []
-    on_main(lambda: seen.append(k))
+    on_main_process(lambda: seen.append(k))
     try:
         require_equal("the settings", k, "start again")
     except ValueError as e:
@@ -74,7 +74,7 @@ def primitives():
         (x, y, z),
         column,
         net.weight,
-        (seen, is_main(), world_size(), on_main(lambda: k)),
+        (seen, is_main_process(), world_size(), on_main_process(lambda: k)),
         said,
         gather_results(lambda: k * 2),
     )
@@ -195,13 +195,13 @@ def test_a_crash_is_tried_once_more_and_said(tmp_path):
 SCRIPT = """
 import sys; sys.path[:0] = {paths!r}
 from two_processes import PPO, run
-from instruct_goose.core.processes import is_main, world_size
+from instruct_goose.core.processes import is_main_process, world_size
 from instruct_goose.models.sharding import fsdp_requested
 import torch
 cut = fsdp_requested()
 weights, texts, history = run("ppo", PPO, 2)
 if cut: weights = {{k: (x.full_tensor() if hasattr(x, "full_tensor") else x) for k, x in weights.items()}}
-if is_main(): torch.save((weights, texts, world_size(), cut), {out!r})
+if is_main_process(): torch.save((weights, texts, world_size(), cut), {out!r})
 """
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"],

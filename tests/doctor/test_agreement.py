@@ -40,14 +40,14 @@ def other_lambda(response, i, k):
 
 def wider_clip(response, i, k):
     "Two tokens beyond the clip of 0.2 that are still pulled at."
-    response["moved"] = [0.24] * len(response["moved"])
-    response["advantages"] = [1.0] * len(response["moved"])
+    response["log_ratio"] = [0.24] * len(response["log_ratio"])
+    response["advantages"] = [1.0] * len(response["log_ratio"])
     share = 0.1
-    response["pull"] = [share * 1.27] * len(response["moved"])
+    response["negative_gradient"] = [share * 1.27] * len(response["log_ratio"])
 
 
 def rounded(response, i, k):
-    response["pull"] = [x * 1.003 for x in response["pull"]]
+    response["negative_gradient"] = [x * 1.003 for x in response["negative_gradient"]]
 
 
 ONE_PROMPT = {"group_size": 4, "advantage": "gae"}
@@ -65,7 +65,7 @@ CHANGES = [
     ),
     ("returns off", each(other_lambda), {}),
     ("clip bounds off", each(wider_clip), {}),
-    ("pull rounded", each(rounded), {}),
+    ("token gradient rounded", each(rounded), {}),
 ]
 
 

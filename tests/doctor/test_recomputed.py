@@ -32,7 +32,7 @@ def another_score(r, i, k):
 
 
 def held_too(r, i, k):
-    r["pull"] = [-x for x in r["pull"]]
+    r["negative_gradient"] = [-x for x in r["negative_gradient"]]
 
 
 def as_before(r, i, k):
@@ -48,15 +48,15 @@ def same_prompt(r, i, k):
 
 
 CHANGES = [
-    ("KL charge off", penalty(0.5), {}),
-    ("KL charge off", penalty(-1.0), {}),
-    ("KL charge off", each(paid_at_once), {}),
+    ("KL penalty off", penalty(0.5), {}),
+    ("KL penalty off", penalty(-1.0), {}),
+    ("KL penalty off", each(paid_at_once), {}),
     ("score off", each(another_score), {}),
     ("advantages off", scaled("advantages", 1.5), {}),
     ("advantages off", scaled("advantages", 0.5), {"advantage": "group_mean_std", "group_size": 4}),
-    ("pull off", scaled("pull", 2.0), {}),
-    ("pull off", each(held_too), {"surrogate": "weight"}),
-    ("value pull off", scaled("value_pull", 2.0), {"value_clip": None}),
+    ("token gradient off", scaled("negative_gradient", 2.0), {}),
+    ("token gradient off", each(held_too), {"surrogate": "weight"}),
+    ("value gradient off", scaled("negative_value_gradient", 2.0), {"value_clip": None}),
     ("other text scored", each(lambda r, i, k: r.update(same_text=False)), {}),
     ("same random numbers", each(as_before), {}),
     ("cached scores", each(by_prompt), {}),
@@ -93,6 +93,6 @@ def test_numbers_that_are_not_there_are_left_out():
     for rows in tokens.values():
         for r in rows:
             r["rewards"][0] = None
-            del r["pull"]
+            del r["negative_gradient"]
     assert not [f for f in diagnose(log, config, tokens) if f.severity == "error"]
     assert diagnose(log, config) == [f for f in diagnose(log, config, {}) if f]

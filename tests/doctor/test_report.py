@@ -46,7 +46,7 @@ def make_run(path: Path, steps=5, tokens=True, **config) -> Path:
             "prompt": EVIL,
             "score": -1.5,
             "tokens": ["good", EVIL, " a"],
-            "held": [False, True, False],
+            "clipped": [False, True, False],
             **{name: [0.1 * i, -1.0, 2.0] for name in QUANTITIES},
         }
 
@@ -156,7 +156,7 @@ def test_the_microscope_in_a_browser(tmp_path):
         "−1.00",
         "+2.00",
     ]
-    assert ["held" in b["class"] for b in boxes] == [False, True, False]
+    assert ["clipped" in b["class"] for b in boxes] == [False, True, False]
     shades = [
         float(b["style"].rpartition(",")[2].strip(" );")) for b in boxes
     ]  # of .15, −.5 and 1, three quarters
@@ -170,30 +170,30 @@ def test_tokens_that_the_policy_did_not_write_are_given(tmp_path):
     """
     run = make_run(tmp_path / "mine", tokens=False)
     column = {
-        "moved": [0.5, 9.0, -1.0],
+        "log_ratio": [0.5, 9.0, -1.0],
         "old_logprobs": [-1.0, -7.0, -3.0],
-        "drift": [0.5, 3.0, -2.0],
+        "log_ratio_to_reference": [0.5, 3.0, -2.0],
         "ref_logprobs": [-1.5, -10.0, -1.0],
     }
     response = {
         "prompt": "",
         "score": 0.0,
         "tokens": ["a", "tool", "b"],
-        "held": [False] * 3,
-        "given": [False, True, False],
+        "clipped": [False] * 3,
+        "from_environment": [False, True, False],
     } | column
     (run / "tokens.jsonl").write_text(json.dumps({"iteration": 0, "responses": [response]}) + "\n")
     main(["report", str(run)])
     page = page_of(run / "report.html")
     record = json.loads(page.select_one("#record").string)
     assert record["scales"] == {
-        "moved": 1.0,
+        "log_ratio": 1.0,
         "old_logprobs": 3.0,
-        "drift": 2.0,
+        "log_ratio_to_reference": 2.0,
         "ref_logprobs": 1.5,
     }
     [seen] = record["iterations"][0]["responses"]
-    assert seen["given"] == [False, True, False] and seen["numbers"]["moved"] == [
+    assert seen["from_environment"] == [False, True, False] and seen["numbers"]["log_ratio"] == [
         [0.5, 0.5],
         [9.0, 0.0],
         [-1.0, -1.0],
@@ -205,9 +205,9 @@ def test_tokens_that_the_policy_did_not_write_are_given(tmp_path):
     boxes = page.select(".rows .token")
     assert [o["value"] for o in page.select("option")] == [
         *record["scales"]
-    ] and "is given" in page.select_one("#microscope .note").text
-    assert [b.small.text for b in boxes] == ["−1.50", "given", "−1.00"] and [
-        "given" in b["class"] for b in boxes
+    ] and "from the environment" in page.select_one("#microscope .note").text
+    assert [b.small.text for b in boxes] == ["−1.50", "environment", "−1.00"] and [
+        "environment" in b["class"] for b in boxes
     ] == [False, True, False]
 
 
@@ -365,7 +365,7 @@ def test_nan_in_the_tokens_is_null_on_the_page(tmp_path):
     record = json.loads(
         page_of(run / "report.html").select_one("#record").string, parse_constant=no_constant
     )
-    assert record["iterations"][1]["responses"][0]["numbers"]["moved"] == [
+    assert record["iterations"][1]["responses"][0]["numbers"]["log_ratio"] == [
         [0.1, 0.25],
         [None, 0.0],
         [None, 0.0],

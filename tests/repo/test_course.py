@@ -97,17 +97,33 @@ def test_the_answers_are_folded():
 
 
 # --- a lesson elsewhere ----------------------------------------------------------------------------------------------
-def test_a_lesson_can_be_opened_in_colab_and_downloaded():
+@pytest.mark.parametrize("online", [True, False])
+def test_a_lesson_is_downloaded_and_opens_in_colab_where_the_repository_can_be_reached(
+    monkeypatch, online
+):
+    monkeypatch.setattr(build, "ONLINE", online)
     links = {
         a.text: a["href"]
         for a in BeautifulSoup(build.head(by_url["learn/kl"], pages), "html.parser").select(
             ".lesson-facts a"
         )
     }
-    assert (
-        links["open in Colab"] == f"{build.COLAB}/learn/06_kl.ipynb"
-        and links["notebook"] == "../notebooks/learn/06_kl.ipynb"
-    )
+    assert links["notebook"] == "../notebooks/learn/06_kl.ipynb"
+    there = {"open in Colab": f"{build.COLAB}/learn/06_kl.ipynb"}
+    assert {name: at for name, at in links.items() if "Colab" in name} == (there if online else {})
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_a_link_to_a_file_leads_to_the_repository_or_to_a_copy(monkeypatch, online):
+    monkeypatch.setattr(build, "ONLINE", online)
+    links = build.Links([index, *pages])
+    made = links.apply("[the licence](../../LICENSE)", by_url["learn/kl"])
+    address = re.search(r"\((.*)\)", made)[1]
+    if online:
+        assert address == f"{build.REPO}/blob/{build.BRANCH}/LICENSE"
+    else:
+        file = build.BUILD / "pages/learn" / address
+        assert file.resolve() == build.ROOT / "LICENSE"
 
 
 def test_every_notebook_installs_the_package_in_colab():

@@ -1,6 +1,7 @@
 """What git holds is what the notebooks say. Everything is made afresh in a temporary copy; the checkout is not touched."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -69,6 +70,19 @@ def test_notebooks_are_clean(copy):
     assert not (dirty := differ(before, files(copy / "nbs", "*.ipynb"))), (
         f"run nbdev-clean: {dirty}"
     )
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/know.md", "docs/compare.md", "docs/speed.md"])
+def test_a_text_for_readers_of_the_repository_leads_to_what_is_shown_there(name):
+    "Notebooks, Markdown, pictures, records, the licence; never to a program as if it were a page."
+    text = (root / name).read_text("utf-8")
+    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", text)
+    assert len(links) > 5
+    for link in links:
+        file = (root / name).parent / link
+        assert file.exists(), link
+        assert file.suffix in (".md", ".ipynb", ".svg", ".json", ""), link
+    assert "{rst-class}" not in text and "<figure" not in text
 
 
 def test_readme_is_what_the_notebook_and_the_record_say():

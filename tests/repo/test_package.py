@@ -57,7 +57,7 @@ INHERITED = {
     "conflicts",
     "on_iteration",
     "rollout",
-    "judge",
+    "ask_rewards",
     "annotate",
     "advantages",
     "loss",

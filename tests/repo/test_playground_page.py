@@ -127,6 +127,38 @@ def test_an_address_runs_at_once_and_leaves_its_figures(opened):
     )
 
 
+def test_a_curve_shows_that_the_texts_grow_alike_and_the_experiments_stand_before_the_controls(
+    opened,
+):
+    tab = opened("?iterations=2&seed=3")
+    titles = "[...document.querySelectorAll('#pg-curves figcaption')].map(c => c.firstChild.textContent.trim())"
+    drawn = dict(
+        zip(
+            tab.ask(titles),
+            tab.ask(
+                "[...document.querySelectorAll('#pg-curves .pg-present')].map(p => p.getAttribute('d'))"
+            ),
+            strict=True,
+        )
+    )
+    height = float(drawn["Different word pairs"].split(" ")[-1])
+    reference, reward = read_start(root / "docs/playground/start.json")
+    policy = copy.deepcopy(reference.double())
+    last = list(train(policy, reference, reward, PlaygroundSettings(seed=3), 2))[-1]
+    texts = [
+        [
+            WORDS[token]
+            for token, real in zip(ids.tolist(), mask.tolist(), strict=True)
+            if real and token
+        ]
+        for ids, mask in zip(last.responses.ids, last.responses.mask, strict=True)
+    ]
+    pairs = [pair for words in texts for pair in zip(words, words[1:])]  # noqa: B905
+    assert abs(height - (100 - 100 * len(set(pairs)) / len(pairs))) < 0.01
+    order = "document.querySelector('.pg-experiments').compareDocumentPosition(document.querySelector('.pg-bar'))"
+    assert tab.ask(order) & 4  # the controls follow
+
+
 SET = """(name, x) => { const slider = document.getElementById('pg-' + name); slider.value = x === 'max' ? slider.max : x
   slider.dispatchEvent(new Event('input', {bubbles: true})) }"""
 

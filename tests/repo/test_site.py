@@ -249,6 +249,16 @@ TYPED = ALIASES | {  # what people type, and the page that teaches it: the first
     "rejection sampling": "learn/sft",
     "off-policy": "learn/policy_loss",
     "whitening": "learn/masks",
+    "what is a reward model": "learn/reward_model",
+    "out of memory": "guides/cost",
+    "grpo vs ppo": "learn/group",
+    "resume training from a checkpoint": "guides/resume",
+    "write my own reward function": "learn/your_own",
+    "entropy collapse": "guides/questions",
+    "padding tokens in the loss mean": "learn/masks",
+    "explained variance of the critic": "learn/value_loss",
+    "train with tool calls": "learn/agents",
+    "difference between k1 and k3": "learn/kl",
 }
 
 
@@ -355,6 +365,9 @@ def test_search_finds_names_and_what_a_newcomer_types(one):
         if href.partition(".html")[0] != url
     }
     assert len(TYPED) > 50 and not wrong
+    offered = "[...(document.querySelector('#find input').list?.options || [])].map(o => o.value)"
+    tab.wait(f"{offered}.length > 200")
+    assert {"The value loss", "calibration", "how to choose beta"} <= set(tab.ask(offered))
     assert tab.quiet(), (tab.log, tab.asked)
     tab.close()
 

@@ -143,7 +143,7 @@ def test_what_is_left_out_was_never_there(algorithm, more):
 
     r = dropping.rollout(PROMPTS[:4])
     r.scores = scores
-    r = resample_flat_groups(r, dropping.config, dropping.rollout, lambda r: r.scores)
+    r = resample_flat_groups(r, dropping.config, dropping.rollout, lambda rows: rows)
     dropping.optimize(dropping.advantages(r))
     whole = by_hand.rollout(PROMPTS[:4])
     whole.scores = scores

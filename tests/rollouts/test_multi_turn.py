@@ -333,7 +333,7 @@ def test_a_step_with_an_environment():
 
     experience = t.advantages(r)
     metrics = rollout_metrics(experience, t.config, t.eos_ids) | t.optimize(experience)
-    assert metrics["given_tokens"] == pytest.approx(r.environment_mask.sum().item() / 8)
+    assert metrics["environment_tokens"] == pytest.approx(r.environment_mask.sum().item() / 8)
     assert metrics["max_sampler_deviation"] < 1e-3  # training's log-probabilities agree
     assert metrics["tokens"] == int(r.mask.sum())
     assert metrics["finished"] == pytest.approx(r.ended.float().mean().item())

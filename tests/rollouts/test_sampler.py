@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from instruct_goose.config import RLHFConfig
-from instruct_goose.core.processes import in_processes, is_main, rank
+from instruct_goose.core.processes import in_processes, is_main_process, rank
 from instruct_goose.models import decoding as decode
 from instruct_goose.models.sampling import sample
 from instruct_goose.models.tokens import bpe_tokenizer, pad
@@ -271,7 +271,7 @@ def step_on_other_prompts():
     prompts = two_processes.PROMPTS
     message = "the prompts differ between process .* the trainer deals it out"
     with pytest.raises(ValueError, match=message):
-        t.step(prompts[:3] if is_main() else prompts[1:4], two_processes.reward)
+        t.step(prompts[:3] if is_main_process() else prompts[1:4], two_processes.reward)
     return True
 
 

@@ -105,9 +105,9 @@ def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, c
     )
     again = CheckpointManager(tmp_path, {"lr": 1.0}, steps=10)
     assert again.resume() == checkpoints(again.directory)[0] and again.resumed_from == 3
-    assert again.stage("ppo").saved["x"].tolist() == [0.0, 0.0]
-    assert again.stage("sft").saved == {"w": torch.ones(1), "at": 10}
-    assert again.stage("baselines").saved is None
+    assert again.stage("ppo").newest_state["x"].tolist() == [0.0, 0.0]
+    assert again.stage("sft").newest_state == {"w": torch.ones(1), "at": 10}
+    assert again.stage("baselines").newest_state is None
     assert again.save() is None  # it is there already
     with pytest.raises(ValueError, match="lr was 1.0 and is 2.0"):
         CheckpointManager(tmp_path, {"lr": 2.0}, steps=10).resume()
@@ -198,7 +198,7 @@ def test_a_supervised_stage_keeps_every_whole_step_without_a_copy(tmp_path):
 def test_a_signal_in_the_middle_of_an_update_waits_for_its_end(tmp_path):
     with pytest.raises(Terminated), CheckpointManager(tmp_path, {}, steps=9) as manager:
         stage = manager.stage("sft")
-        with stage.moving_weights():
+        with stage.uninterrupted_step():
             os.kill(os.getpid(), signal.SIGTERM)
             stage.mark_reached(4, 9, lambda: {"w": torch.ones(1)})
         pytest.fail("it was forgotten")

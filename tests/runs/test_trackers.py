@@ -10,12 +10,16 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from small_trainer import PROMPTS, reward, trainer
 
+from instruct_goose.core.checks import check_values
 from instruct_goose.recipes.own_model import TrainConfig
-from instruct_goose.runs.directory import open_run
-from instruct_goose.runs.trackers import TRACKERS, by_word, need_tracker, some_texts
+from instruct_goose.runs.directory import TrainingJob, open_run, train_policy
+from instruct_goose.runs.resume import RL_STAGE, CheckpointManager
+from instruct_goose.runs.trackers import TRACKERS, Tracker, by_word, need_tracker, some_texts
 
 RUN = """
 import socket, sys
@@ -191,3 +195,40 @@ def test_texts_of_a_table_are_evenly_spaced():
     assert some_texts(r) == [("", t, s) for t, s in zip("vwxyz", range(5))] and [
         t for _, t, _ in some_texts(r[torch.arange(9) % 5])
     ] == list("vxzwy")
+
+
+class Counting(Tracker):
+    "Counts the iterations that it was sent, and remembers the count."
+
+    counts: ClassVar[list[int]] = []  # after each iteration, of all that were made
+
+    def __init__(self, run_dir, every=10):
+        super().__init__(run_dir, every)
+        self.sent = 0
+
+    def numbers(self, numbers, iteration):
+        self.sent += 1
+        self.counts.append(self.sent)
+
+    def state_dict(self):
+        return {"sent": self.sent}
+
+    def check_state_dict(self, state):
+        check_values(state, {"sent": int})
+
+    def load_state_dict(self, state):
+        self.sent = state["sent"]
+
+
+def test_a_tracker_with_a_state_goes_on_with_it(tmp_path, monkeypatch, recwarn):
+    monkeypatch.setitem(TRACKERS, "counting", Counting)
+    monkeypatch.setattr(Counting, "counts", [])
+    job = TrainingJob(PROMPTS, reward, progress=False, track="counting")
+    for steps in (2, 5):  # two iterations, then a longer run goes on
+        manager = CheckpointManager(tmp_path, {"steps": steps}, steps, every=1)
+        manager.resume()
+        with manager:
+            train_policy(trainer(steps=steps), job, tmp_path, manager.stage(RL_STAGE))
+
+    assert Counting.counts == [1, 2, 3, 4, 5]
+    assert not [w for w in recwarn if "is left out" in str(w.message)]

@@ -61,8 +61,8 @@ class Journal(Callback):
     def on_iteration(self, trainer, experience, metrics):
         self.note("on_iteration", experience)
 
-    def on_end(self, trainer, experience, metrics):
-        self.note("on_end", experience)
+    def on_iteration_end(self, trainer, experience, metrics):
+        self.note("on_iteration_end", experience)
 
 
 def test_each_phase_tells_its_hook_what_it_has_made():
@@ -75,7 +75,7 @@ def test_each_phase_tells_its_hook_what_it_has_made():
         ("on_advantages", "Experience"),
         ("on_optimize", "dict"),
         ("on_iteration", "Experience"),
-        ("on_end", "Experience"),
+        ("on_iteration_end", "Experience"),
     ]
 
 
@@ -83,7 +83,7 @@ def test_callbacks_are_told_in_their_order_and_the_function_of_train_comes_last(
     calls = []
     t = trainer(callbacks=[Journal(calls, "first "), Journal(calls, "second ")])
     t.train(PROMPTS, reward, steps=1, progress=False, callback=lambda m: calls.append(("third", m)))
-    told = [name for name, _ in calls if "iteration" in name or name == "third"]
+    told = [name for name, _ in calls if name.endswith("on_iteration") or name == "third"]
     assert told == ["first on_iteration", "second on_iteration", "third"]
 
 
@@ -198,7 +198,7 @@ def test_of_several_reasons_the_first_is_named():
 
 def test_at_on_end_the_trainer_knows_that_the_run_ends():
     class Last(Callback):
-        def on_end(self, trainer, experience, metrics):
+        def on_iteration_end(self, trainer, experience, metrics):
             self.reason = trainer.stopped
 
     last = Last()
@@ -314,11 +314,12 @@ class Watched(RLHFTrainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.judged = []
+        self.asked = []
 
-    def judge(self, rollout, reward_fn, kind="text"):
-        self.judged.append((kind, rollout))
-        return super().judge(rollout, reward_fn, kind)
+    def ask_rewards(self, rollout, reward_fn, kind="text"):
+        scored = super().ask_rewards(rollout, reward_fn, kind)
+        self.asked.append((kind, scored))
+        return scored
 
 
 def test_evaluating_changes_no_bit_of_the_training():
@@ -345,7 +346,7 @@ def evaluated_run():
     "A run with one evaluation, its metrics, and the held-out rollouts."
     t = trainer(Watched, eval_every=3, seed=4, temperature=1.2)
     history = t.train(PROMPTS, reward, steps=3, progress=False, held_out=HELD_OUT)
-    return t, history[2], [rollout for kind, rollout in t.judged if kind == "held-out text"]
+    return t, history[2], [rollout for kind, rollout in t.asked if kind == "held-out text"]
 
 
 def encoded(prompts):

@@ -4,6 +4,7 @@ Oracles: TRL's formula, a run whose reference is replaced by hand, and a run tha
 """
 
 import copy
+from dataclasses import replace
 
 import pytest
 import small_trainer
@@ -151,7 +152,7 @@ def test_the_reference_of_fresh_adapters_is_the_bare_model_and_cannot_follow():
 def test_of_trained_adapters_a_copy_follows_and_alone_is_saved():
     model = with_trained_lora()
     t = trainer(model=model, ref_every=1)
-    saved = t.reference.state_dict()
+    saved = t.moving_reference.state_dict()
     assert saved
     assert all("lora" in name for name in saved)
     t.train(PROMPTS, reward, steps=2, progress=False)
@@ -167,14 +168,14 @@ def test_of_trained_adapters_a_copy_follows_and_alone_is_saved():
 def test_a_snapshot_is_a_copy_and_restores_the_policy():
     agent = Agent(tiny())
     snapshot = PolicySnapshot(agent)
-    assert not snapshot.restore()  # there is none
+    assert not snapshot.load_into_policy()  # there is none
     start = weights(agent)
     snapshot.keep(value=1.5, iteration=3)
     with torch.no_grad():
         for p in agent.model.parameters():
             p.add_(1.0)
     assert not same(weights(agent), start)
-    assert snapshot.restore()
+    assert snapshot.load_into_policy()
     assert same(weights(agent), start)
 
 
@@ -186,7 +187,7 @@ def test_the_state_of_a_snapshot_survives_files(tmp_path):
     state = through_files(tmp_path, kept.state_dict())
     other.check_state_dict(state)
     other.load_state_dict(state)
-    assert other.restore()
+    assert other.load_into_policy()
     assert (other.value, other.iteration) == (1.5, 3)
     assert same(weights(other.agent.model), weights(agent.model))
 
@@ -214,11 +215,11 @@ class Scripted(RLHFTrainer):
 
     script = ()
 
-    def judge(self, rollout, reward_fn, kind="text"):
+    def ask_rewards(self, rollout, reward_fn, kind="text"):
         if kind != "held-out text":
-            return super().judge(rollout, reward_fn, kind)
+            return super().ask_rewards(rollout, reward_fn, kind)
         score, *self.script = self.script
-        return torch.full((len(rollout),), score)
+        return replace(rollout, scores=torch.full((len(rollout),), score))
 
 
 def scripted_run(rewards):
@@ -292,9 +293,9 @@ def with_kl(*kl):
 
 def test_the_limit_is_on_the_mean_kl_of_a_response():
     stop = KLStop(Agent(tiny()), limit=2.0)
-    stop.observe(with_kl(1.0, 4.0), iteration=7)
+    stop.keep_if_within_limit(with_kl(1.0, 4.0), iteration=7)
     assert stop.weights is None  # 2.5 nats
-    stop.observe(with_kl(1.0, 3.0), iteration=8)
+    stop.keep_if_within_limit(with_kl(1.0, 3.0), iteration=8)
     assert (stop.value, stop.iteration) == (2.0, 8)
 
 

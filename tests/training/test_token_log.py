@@ -118,7 +118,7 @@ def test_each_number_is_the_one_of_its_token(settings):
         assert len(response["tokens"]) == length
         words = [token for token in response["tokens"] if token[0] != "<"]
         assert words == r.texts[row].removeprefix(r.prompts[row]).split()
-        assert response["moved"] == pytest.approx(log_ratios(r, row, logprobs), abs=2e-3)
+        assert response["log_ratio"] == pytest.approx(log_ratios(r, row, logprobs), abs=2e-3)
         for name in ("advantages", "rewards", "kl", "old_logprobs", "ref_logprobs"):
             column = getattr(r, name)[row, :length].tolist()
             assert response[name] == pytest.approx(column, rel=1e-3, abs=1e-3), name
@@ -142,7 +142,9 @@ def test_a_token_is_held_where_the_clip_takes_its_gradient(settings):
         moved = log_ratios(r, row, logprobs)
         if settings.get("ratio_level") == "sequence":
             moved = [sum(moved) / len(moved)] * len(moved)
-        for held, x, advantage in zip(response["held"], moved, response["advantages"], strict=True):
+        for held, x, advantage in zip(
+            response["clipped"], moved, response["advantages"], strict=True
+        ):
             ratio = math.exp(x)
             edges = [abs(ratio - edge) for edge in (0.8, 1.2, 1.5)]
             if min(*edges, abs(advantage)) < 5e-3:
@@ -190,18 +192,18 @@ def test_about_sixty_iterations_are_recorded_the_first_and_the_last_among_them(s
 
 
 def test_a_record_that_was_cut_or_written_twice(tmp_path):
-    response = {"prompt": "", "score": 1.0, "tokens": ["a"], "held": [False]} | {
+    response = {"prompt": "", "score": 1.0, "tokens": ["a"], "clipped": [False]} | {
         name: [0.5] for name in QUANTITIES
     }
 
     def line(n, x):
-        return json.dumps({"iteration": n, "responses": [response | {"moved": [x]}]})
+        return json.dumps({"iteration": n, "responses": [response | {"log_ratio": [x]}]})
 
     path = tmp_path / "tokens.jsonl"
     path.write_text(
         "\n".join([line(0, 1.0), line(1, 2.0), line(1, 3.0), "", line(2, 4.0)[:-9]]), "utf-8"
     )
-    assert {n: r[0]["moved"] for n, r in read_tokens(path).items()} == {0: [1.0], 1: [3.0]}
+    assert {n: r[0]["log_ratio"] for n, r in read_tokens(path).items()} == {0: [1.0], 1: [3.0]}
     path.write_text(line(0, 1.0)[:30] + "\n" + line(1, 2.0) + "\n", "utf-8")
     with pytest.raises(ValueError, match="line 1"):
         read_tokens(path)
@@ -215,7 +217,7 @@ RLOO = dict(
 def test_under_rloo_each_token_has_its_own_log_ratio():
     long = [response for response, *_ in recorded(**RLOO) if len(response["tokens"]) > 1]
     assert long
-    assert all(len(set(response["moved"])) > 1 for response in long)
+    assert all(len(set(response["log_ratio"])) > 1 for response in long)
 
 
 def test_a_loss_that_needs_more_rows_than_the_recorded_ones_is_named():
@@ -228,22 +230,24 @@ def test_a_loss_that_needs_more_rows_than_the_recorded_ones_is_named():
     keep = Keep()
     with pytest.warns(LossNotRecorded, match="of 4 responses alone .* ValueError: the whole batch"):
         trained(keep, make=WholeBatch, epochs=1, minibatches=1)
-    assert all("pull" not in response for record, *_ in keep.seen for response in record)
+    assert all(
+        "negative_gradient" not in response for record, *_ in keep.seen for response in record
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", LossNotRecorded)
         keep = Keep()
         trained(keep)
-    assert all("pull" in response for record, *_ in keep.seen for response in record)
+    assert all("negative_gradient" in response for record, *_ in keep.seen for response in record)
 
 
 def test_the_only_update_of_an_iteration_holds_no_token():
     "It starts at a ratio of 1, so the clip fraction is 0."
     keep = Keep()
     _, log = trained(keep, epochs=1, minibatches=1, **RLOO)
-    assert not any(held for record, *_ in keep.seen for r in record for held in r["held"])
+    assert not any(held for record, *_ in keep.seen for r in record for held in r["clipped"])
     assert log[-1]["clip_fraction"] == 0
 
 
 def test_several_updates_hold_some_tokens():
     responses = [response for response, *_ in recorded(epochs=4, minibatches=2, **RLOO)]
-    assert any(held for response in responses for held in response["held"])
+    assert any(held for response in responses for held in response["clipped"])

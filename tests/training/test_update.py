@@ -22,7 +22,7 @@ from instruct_goose.training.update import (
     Coefficients,
     backward,
     clip_gradients,
-    kl_penalty,
+    kl_penalty_in_loss,
     micro_batches,
     minibatches,
     next_learning_rate,
@@ -268,7 +268,7 @@ def test_truncated_responses_give_no_gradient(how, size):
     logprobs = t.evaluate_policy(r).logprobs
     ratio = (logprobs - r.old_logprobs).exp()
     clipped = ratio.clamp(1 - config.clip, 1 + (config.clip_high or config.clip))
-    token_losses = kl_penalty(logprobs, r, 0.1, config) - torch.minimum(
+    token_losses = kl_penalty_in_loss(logprobs, r, 0.1, config) - torch.minimum(
         ratio * r.advantages, clipped * r.advantages
     )
     each = [token_losses[i][r.mask[i]].sum() for i in range(6)]
