@@ -31,7 +31,7 @@ def probes_saw(bug: dict) -> str:
     "What the probes in the run's own settings said of a bug."
     probes = bug["probes"]
     if probes is None:
-        return "not asked: the bug is not in the trainer"
+        return "–"
     return ", ".join(probes) if probes else "nothing"
 
 

@@ -418,7 +418,8 @@ def know_page() -> str:
         "The doctor reads a log in [a page](../docs/paste.md) or by the command.",
         "### Bugs and tools",
         "Twenty-four bugs, one seed each, written by the hand that wrote the rules, after them. *Named*: the finding is the bug; *seen*: a true consequence of it; "
-        "*missed*: nothing was said. Four findings were true consequences that had not been foreseen; none was false. The probes ran in the run's own settings.",
+        "*missed*: nothing was said. Four findings were true consequences that had not been foreseen; none was false. The probes ran in the run's own settings; –: they were not run, "
+        "because the bug is outside of the trainer, or because the climb is not recorded yet.",
         bugs_by_tools(),
         seen_by_either(),
         "### Healthy runs and findings",
