@@ -227,7 +227,7 @@ def test_a_log_without_steps_has_no_first_iteration():
 
 def test_units_and_rounding_of_verl():
     old = "step:1 - actor/lr(1e-4):0.010 - critic/score/mean:0.500 - critic/rewards/mean:0.400"
-    assert rows_of(old) == [{"iteration": 0, "lr": 1e-6, "reward_mean": 0.5}]
+    assert rows_of(old) == [pytest.approx({"iteration": 0, "lr": 1e-6, "reward_mean": 0.5})]
     new = "step:1 - actor/lr:1e-06 - critic/score/mean:np.float64(0.5) - critic/rewards/mean:0.41"
     assert rows_of(new) == [
         {"iteration": 0, "reward_mean": 0.5, "total_reward_mean": 0.41, "lr": 1e-6}
