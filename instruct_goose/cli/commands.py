@@ -444,7 +444,10 @@ def run_doctor(config: DoctorConfig) -> list[Finding]:
 
 
 def findings_on_run(run_dir: Path) -> tuple[list[Finding], str]:
-    "Ask the doctor about one of our runs: the findings, and the report as text."
+    """Ask the doctor about one of our runs: the findings, and the report as text.
+
+    Raises FileNotFoundError without a log, ValueError for one that is damaged.
+    """
     run = read_run(run_dir)
     settings = run.summary | run.config
     try:
