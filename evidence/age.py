@@ -29,6 +29,7 @@ MEASURES = {
     "details": "tasks.exact_world",
     "distillation": "models.teacher",
     "asynchrony": "training.asynchronous",
+    "playground_edits": "tasks.playground",
     "trackers": "runs.trackers",
     "recipes": "recipes.smollm",
     "smollm_reviews": "recipes.smollm",
