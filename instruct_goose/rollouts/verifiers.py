@@ -303,7 +303,7 @@ class CodeTests:
         "Return the share of tests that pass; 0 for code that fails, ends early or takes too long."
         if not tests:
             raise RewardError("a row has no tests: code without tests cannot be judged")
-        token = secrets.token_hex(16)  # code that ends the process early does not know it
+        token = secrets.token_hex(16)  # an early end does not print it; code that looks for it can
         limits = [("RLIMIT_CPU", int(self.seconds) + 1), ("RLIMIT_AS", self.megabytes * 2**20)]
         limits += [("RLIMIT_FSIZE", 2**20), ("RLIMIT_CORE", 0)]
         job = {"code": code, "tests": list(tests), "token": token, "limits": limits}
