@@ -177,7 +177,8 @@ ON_A_PHONE = '<span class="on-a-phone">On this screen the panels stand one below
 # --- cells ------------------------------------------------------------------------------------------------------------
 def figure(output: dict, cell: Cell, i: int) -> dict | None:
     "An SVG or plotly output as HTML; its caption is also its description."
-    data, caption = output.get("data", {}), cell.directives.get("fig-cap", "")
+    data = output.get("data", {})
+    caption = cell.directives.get("fig-cap", "")
     described = f'role="img" aria-label="{html.escape(caption)}"'
     key = next((k for call, k in KEYS.items() if call in cell.source), "")
     below = (
@@ -190,7 +191,8 @@ def figure(output: dict, cell: Cell, i: int) -> dict | None:
             r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.S
         )
         points = float(re.search(r'width="([\d.]+)pt"', svg)[1])
-        width, prefix = points * 4 / 3, f"{cell.id}-{i}-"
+        width = points * 4 / 3
+        prefix = f"{cell.id}-{i}-"
         below_each_other = stacked(svg, prefix) if 'id="figure_1"' in svg else ""
         svg = re.sub(
             r'(<svg[^>]*?) width="[^"]*"',
@@ -234,10 +236,8 @@ def code_cell(cell: Cell) -> dict | None:
     d = cell.directives
     if "hide" in d or "default_exp" in d:
         return None
-    tags, summary = (
-        d.get("classes", "").split(),
-        d.get("code-summary", ""),
-    )  # myst-nb makes each a class, tag_NAME
+    tags = d.get("classes", "").split()
+    summary = d.get("code-summary", "")  # myst-nb makes each a class, tag_NAME
     outputs = [figure(o, cell, i) or o for i, o in enumerate(cell.outputs)]
     outputs = [o for o in outputs if o.get("output_type") != "stream" or "".join(o["text"]).strip()]
     if d.get("output") == "false":
@@ -338,7 +338,8 @@ def checked(cell: Cell) -> tuple[str, str]:
         n -= 1
     if n == len(body):
         return cell.source, ""
-    lines, first = cell.source.split("\n"), body[n].lineno - 1
+    lines = cell.source.split("\n")
+    first = body[n].lineno - 1
     if n and body[n - 1].end_lineno >= body[n].lineno:
         return cell.source, ""  # two statements in a line
     while first and lines[first - 1].lstrip().startswith("#"):
@@ -681,10 +682,8 @@ def tables_page(links: Links, near: Page) -> str:
         "What libraries compute under one name, each on the same input. "
         "Above each table stands the test that tells them apart; [the guide](guides/same_name.ipynb) has the reasons.",
     ]
-    ours, theirs = (
-        links.apply("\n\n".join(text), near),
-        [],
-    )  # a name in a row of another library is that library's
+    ours = links.apply("\n\n".join(text), near)
+    theirs = []  # a name in a row of another library is that library's
     for name in QUANTITIES:
         theirs += [f"### {name[0].upper()}{name[1:]}", comparison_table(name)]
     return "\n\n".join([ours, *theirs]) + "\n"

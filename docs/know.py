@@ -164,10 +164,8 @@ def tried_table() -> str:
     def settings(name):
         return {"epochs": 2, "minibatches": 2} | HEALTHY[name]
 
-    attacks, random = (
-        [(found, a) for a in later["bugs"].values() for found in a["found"]],
-        later["healthy"],
-    )
+    attacks = [(found, a) for a in later["bugs"].values() for found in a["found"]]
+    random = later["healthy"]
     rightly = sum(
         bool(f) and not {*f} - {*a["names"], *a["consequences"]} and bool({*f} & {*a["names"]})
         for f, a in attacks
@@ -275,7 +273,8 @@ def portable_table(path: Path = ROOT / "evidence/portable.json") -> str:
         if "not_run" in e:
             rows.append([variant, "", "", "", f"not run: {e['not_run']}"])
             continue
-        o, fell = e["origin"], [f.get("notebook") or f.get("test") or f["error"] for f in e["fell"]]
+        o = e["origin"]
+        fell = [f.get("notebook") or f.get("test") or f["error"] for f in e["fell"]]
         mended = [
             f"{r.get('notebook') or r.get('test') or r['error']}` (run again at `{a['origin']['commit'][:7]}"
             for a in e.get("again", [])

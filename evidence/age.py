@@ -124,7 +124,8 @@ def imports(module: str, source: str) -> set[str]:
 
 def reached(start: str, read: Callable[[str], str | None]) -> dict[str, str]:
     "Module → its source, for `start` and all that it imports. `read` gives a file's text, None where there is none."
-    found, todo = {}, [start]
+    found = {}
+    todo = [start]
     while todo:
         module = todo.pop()
         if module in found:

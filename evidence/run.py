@@ -102,7 +102,8 @@ def control(env_id: str) -> dict:
         print(f"\n\033[1m── {env_id}, seed {seed}\033[0m", flush=True)
         clock = Clock()
         log, policy = train_control(env_id, seed=seed)
-        seconds, returns = clock.read(), [x for m in log for x in m["returns"]]
+        seconds = clock.read()
+        returns = [x for m in log for x in m["returns"]]
         after = {
             how: evaluate(policy, env_id, 100, seed, greedy=how == "greedy")
             for how in ("greedy", "sampled")
@@ -221,7 +222,10 @@ def exact_run(job: dict) -> dict:
 
     torch.set_num_threads(1)
     job = {"kind": "absolute", "side": "left", "seed": 0, "settings": {}} | job
-    name, beta, settings, world = job["name"], job["beta"], job["settings"], make_world(job["kind"])
+    name = job["name"]
+    beta = job["beta"]
+    settings = job["settings"]
+    world = make_world(job["kind"])
     with torch.no_grad():
         ref = enumerate_logprobs(world.reference, world).sum(-1).double()
     if name == "dpo":
@@ -268,7 +272,9 @@ def exact_world(processes: int = 3) -> dict:
     from instruct_goose.objective.group import PRESETS
     from instruct_goose.tasks.exact_world import exact_config
 
-    three, seeds, in_loss = ("ppo", "rloo", "dr_grpo"), (0, 1, 2), {"kl_placement": "loss"}
+    three = ("ppo", "rloo", "dr_grpo")
+    seeds = (0, 1, 2)
+    in_loss = {"kl_placement": "loss"}
     jobs = [
         {
             "part": "convergence",
@@ -478,11 +484,11 @@ def resume() -> dict:
         return child.exitcode == -9, load_checkpoint(found[-1])[1]["place"] if found else None
 
     start(here / "whole").join()
-    whole, longest = (
-        said(here / "whole"),
-        json.loads((here / "whole/summary.json").read_text("utf-8"))["wall_seconds"],
-    )
-    dice, rows, seconds = random.Random(0), [], longest
+    whole = said(here / "whole")
+    longest = json.loads((here / "whole/summary.json").read_text("utf-8"))["wall_seconds"]
+    dice = random.Random(0)
+    rows = []
+    seconds = longest
     while len(rows) < 20:
         moment, out = (
             (len(rows) + dice.random()) * longest / 20,
@@ -592,7 +598,8 @@ def reviews(data: Path, seeds) -> None:
 
     from instruct_goose.recipes.ratings import read_rated, split_reviews
 
-    path, made_by = root / "evidence/reviews.json", origin("instruct-goose reviews --data DIR")
+    path = root / "evidence/reviews.json"
+    made_by = origin("instruct-goose reviews --data DIR")
     ridge = ridge_shares(*split_reviews(read_rated(data)[0]))
     for seed in seeds:
         one = run("reviews", "--data", str(data), "--seed", str(seed), "--no-progress")

@@ -99,7 +99,7 @@ def load_models(source: Path) -> dict[str, Loaded]:  # the last one is the newes
         name: (load_model(place).eval(), padding_tokenizer(place)) for name, place in places.items()
     }
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #24bbbffe
 def padding_tokenizer(place: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer; one without a pad token pads with its end.
 
@@ -232,7 +232,7 @@ class ChatConfig(Writing):
 
 Conversation = list[dict[str, str]]  # messages {"role", "content"}
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #1cb565dd
 def run_chat(config: ChatConfig) -> dict[str, Conversation]:  # the last one with each model
     """Answer line by line, until an empty one; /new begins another conversation.
 
@@ -262,7 +262,7 @@ def run_chat(config: ChatConfig) -> dict[str, Conversation]:  # the last one wit
             line = next_line()
     return conversations
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #ecdc933a
 def new_conversations(
     models: Iterable[str], system: str | None
 ) -> dict[str, Conversation]:  # one with each model
@@ -288,7 +288,7 @@ class PrintableStreamer(TextStreamer):
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         super().on_finalized_text(printable(text), stream_end)
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #9aee8238
 def stream_answer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -326,7 +326,7 @@ def stream_answer(
     )
     return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #a79963cd
 @dataclass
 class MergeConfig(Settings):
     "Write the adapters of a run and their model as one plain model."
@@ -393,7 +393,7 @@ def run_ladder(config: ProbeConfig) -> list[ProbeResult]:
         sys.exit(1)
     return results
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #b4cf6f7a
 def settings_to_probe(record: RunRecord, place: str) -> RLHFConfig:
     """Read the settings of a run, as those of RLHFConfig.
 

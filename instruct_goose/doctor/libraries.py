@@ -89,6 +89,8 @@ TRL = Library(
     ),
     parts=r"rewards/([^/]+)/mean|rewards/([^/]+)",
 )
+
+# %% ../../nbs/reference/doctor/libraries.ipynb #d8548246
 TRL_STAGES = Library(
     "TRL (SFT, DPO, reward model)",
     marks=("mean_token_accuracy", "rewards/margins", "mean_reward", "margin"),
@@ -106,6 +108,8 @@ TRL_STAGES = Library(
     ),
 )
 VERL_LENGTH = ("response_length/mean", "response_length_non_aborted/mean")
+
+# %% ../../nbs/reference/doctor/libraries.ipynb #a619f722
 VERL = Library(
     "verl",
     marks=("critic/score/mean", "critic/rewards/mean", "actor/pg_loss"),
@@ -141,6 +145,8 @@ VERL = Library(
         Column("loss", ("actor/pg_loss",), "of the policy, mean of the updates"),
     ),
 )
+
+# %% ../../nbs/reference/doctor/libraries.ipynb #a9b6346a
 OPENRLHF = Library(
     "OpenRLHF",
     marks=("act_lr", "actor_lr", "glen", "train/act_loss"),
@@ -205,7 +211,7 @@ def read_rows(text: str) -> list[dict[str, float]]:
         )
     return rows
 
-
+# %% ../../nbs/reference/doctor/libraries.ipynb #b0cb757f
 def _rows_of_trainer_state(text: str) -> list[dict[str, float]]:
     "The entries of log_history; [] for another file."
     try:
@@ -234,7 +240,7 @@ def _rows_of_table(text: str) -> list[dict[str, float]]:
             rows.append(numbers)
     return rows
 
-
+# %% ../../nbs/reference/doctor/libraries.ipynb #3e0cb984
 def _numbers_in(line: str) -> dict[str, float]:
     "The numbers of one line, {} without any."
     start = line.find("{")
@@ -298,7 +304,7 @@ def read_log(path: str | Path) -> Log:
         + "; ".join(library.name for library in LIBRARIES)
     )
 
-
+# %% ../../nbs/reference/doctor/libraries.ipynb #09aab397
 def translate(library: Library, rows: Sequence[Numbers]) -> Log:
     "Give a library's rows our names; rows without one of its columns are left out."
     metrics = []
@@ -366,7 +372,7 @@ def pairs_alike(log: Log) -> Finding | None:
         "print a few pairs as token ids: are they cut to one text, or swapped for one another?",
     )
 
-
+# %% ../../nbs/reference/doctor/libraries.ipynb #34ffa40e
 def loss_note(log: Log) -> str | None:
     """Explain a loss of 0 in the log of a policy that learns.
 
@@ -396,7 +402,7 @@ def loss_note(log: Log) -> str | None:
         "of the groups first."
     )
 
-
+# %% ../../nbs/reference/doctor/libraries.ipynb #66e25fd5
 def diagnose_log(log: Log) -> list[Finding]:
     "Find what looks wrong in another library's log; errors first."
     findings = [finding for rule in (zero_learning_rate, pairs_alike) if (finding := rule(log))]

@@ -22,7 +22,7 @@ from instruct_goose.rollouts.rollout import (
 # %% ../../nbs/guides/dynamic_sampling.ipynb #c72fbe72
 Sample = Callable[[Sequence | dict], Rollout]  # group_size responses to each prompt
 
-
+# %% ../../nbs/guides/dynamic_sampling.ipynb #ffd90cbd
 def resample_flat_groups(
     rollout: Rollout,  # with scores
     config: RLHFConfig,  # max_redraws, drop_flat_groups, group_size
@@ -65,7 +65,7 @@ def resample_flat_groups(
     }
     return current
 
-
+# %% ../../nbs/guides/dynamic_sampling.ipynb #55cd1b24
 def _sample_again(
     rows: Rollout,  # whole groups
     size: int,

@@ -154,7 +154,7 @@ def data_columns(
             column.extend([row.get(name)] * n)
     return columns
 
-
+# %% ../../nbs/reference/rollouts/prompts.ipynb #61a8e092
 def prompt_chunks(prompts: Any, size: int) -> Iterator[Any]:
     """Cut prompts, in any form that `encode_prompts` takes, into chunks of `size`.
 
@@ -200,7 +200,7 @@ def encode_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
         require_readable(encoded, tokens.vocabulary, tokens.tokenizer, "prompt {}".format)
     return encoded
 
-
+# %% ../../nbs/reference/rollouts/prompts.ipynb #dce5e336
 def fit_prompts(
     rows: list[list[int]],  # token ids of each prompt
     limit: int | None,  # tokens; None: any number

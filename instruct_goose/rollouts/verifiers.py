@@ -123,7 +123,7 @@ class Checker:
     def __del__(self) -> None:
         self.close()
 
-
+# %% ../../nbs/guides/verifiers.ipynb #e25f389f
 START_SECONDS = 300.0  # for importing the package
 
 
@@ -188,7 +188,7 @@ class MathAnswer:
             log_metric("unread_answers", unread / len(completions))
         return scores
 
-
+# %% ../../nbs/guides/verifiers.ipynb #70935fed
 def boxed(text: str) -> list[str]:
     r"List what stands in each \boxed{…} of a text, up to the brace that closes it."
     found = []

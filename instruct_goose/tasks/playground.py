@@ -154,7 +154,7 @@ class WordCountReward(NamedTuple):
         "Score responses."
         return count_words(ids, mask) @ self.weights + self.bias
 
-
+# %% ../../nbs/guides/playground.ipynb #6257290b
 def train_reward(
     seed: int = 0,
     pairs: int = 8000,  # comparisons, each by freshly drawn raters
@@ -219,7 +219,7 @@ class Responses(NamedTuple):
     logprobs: Float[Tensor, "batch time"]  # log π_old(aₜ|sₜ); 0 at padding
     values: Float[Tensor, "batch time"]  # Vₜ, before token t; 0 at padding
 
-
+# %% ../../nbs/guides/playground.ipynb #70969c1f
 @torch.no_grad()
 def sample(
     policy: FeedForwardLM,
@@ -302,7 +302,7 @@ def read(
     logits, values = policy(contexts(ids))
     return token_logprobs(logits, ids, temperature), values, entropy(logits, temperature)
 
-
+# %% ../../nbs/guides/playground.ipynb #882f1802
 def update(
     policy: FeedForwardLM,
     optimizer: torch.optim.Optimizer,
@@ -446,7 +446,7 @@ def write_start(
     }
     Path(path).write_text(json.dumps(start, indent=0) + "\n", "utf-8")
 
-
+# %% ../../nbs/guides/playground.ipynb #a6115168
 def read_start(
     path: str | Path,
 ) -> tuple[FeedForwardLM, WordCountReward]:  # float32; .double() is exact

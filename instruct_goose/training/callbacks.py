@@ -21,7 +21,7 @@ from .metrics import Metrics
 Trainer = TypeVar("Trainer")  # RLHFTrainer, which stands above its callbacks
 T = TypeVar("T")
 
-
+# %% ../../nbs/reference/training/callbacks.ipynb #6b35d4b2
 class Callback(Generic[Trainer]):
     """Watch a training: override what is called after each phase of an iteration.
 
@@ -80,7 +80,7 @@ class Callback(Generic[Trainer]):
         `trainer.stopped` says whether the run ends. This is the place to save what is to last.
         """
 
-
+# %% ../../nbs/reference/training/callbacks.ipynb #a7c20e3f
 def check_callbacks(callbacks: Sequence[object], function: object) -> None:
     """Check what `train` is given before it starts.
 
@@ -114,7 +114,7 @@ def check_callbacks(callbacks: Sequence[object], function: object) -> None:
             "trainer.callbacks"
         )
 
-
+# %% ../../nbs/reference/training/callbacks.ipynb #2e9b6804
 class StopWhen(Callback):
     """Ends the run when a function of an iteration's metrics returns something true.
 

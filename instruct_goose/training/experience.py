@@ -65,7 +65,7 @@ class Annotations(NamedTuple):
     "KL(π_old(·|sₜ) ‖ π_ref(·|sₜ)), over the whole vocabulary; None: no reference"
     values: Float[Tensor, "batch time"] | None  # V(sₜ); None: the advantage needs no values
 
-
+# %% ../../nbs/reference/training/experience.ipynb #2b2a6e83
 @dataclass(repr=False)  # shown as a rollout is
 class Experience(Rollout):
     """A rollout with all that an update learns from, all columns filled.
@@ -162,7 +162,7 @@ def annotate(
         )
     return annotations
 
-
+# %% ../../nbs/reference/training/experience.ipynb #0f0e92ee
 @torch.no_grad()
 def annotate_share(
     agent: Agent, ref_model: PreTrainedModel | None, rollout: Rollout, config: RLHFConfig
@@ -229,7 +229,7 @@ def annotate_rows(
         values=values,
     )
 
-
+# %% ../../nbs/reference/training/experience.ipynb #f339ba01
 def at_tokens(numbers: Float[Tensor, "tokens"], rollout: Rollout) -> Float[Tensor, "batch time"]:
     "Put one number per sampled token, row after row, back at its place; 0 elsewhere."
     return numbers.new_zeros(rollout.mask.shape).masked_scatter(rollout.mask, numbers)
@@ -337,7 +337,7 @@ def kl_penalty_in_reward(
             sums.append(sequence_kl(logprobs, ref_logprobs, part.mask, estimator))
     return beta * torch.cat(sums)
 
-
+# %% ../../nbs/reference/training/experience.ipynb #70e43ccd
 def greedy_baseline(
     rollout: Rollout,
     sampler: Sampler,
@@ -398,7 +398,7 @@ def raw_advantages(
         entropy=entropy,
     )
 
-
+# %% ../../nbs/reference/training/experience.ipynb #af74ae6b
 def make_experience(
     rollout: Rollout,  # scored
     annotations: Annotations,

@@ -39,6 +39,8 @@ from instruct_goose.objective.masks import (
     masked_sum,
     masked_var,
 )
+
+# %% ../../nbs/reference/training/metrics.ipynb #9ba068dc
 from ..objective.policy_loss import clipped_shares, policy_loss, probability_ratio
 from ..objective.value_loss import explained_variance
 from instruct_goose.rollouts.rollout import (
@@ -365,7 +367,7 @@ def rollout_metrics(
         measured[name] = sum(counts) / len(host)
     return json_numbers(measured)
 
-
+# %% ../../nbs/reference/training/metrics.ipynb #ad8b2a47
 def _kl_metrics(host: Experience) -> dict[str, Tensor | None]:
     "The KL to the reference, exact and estimated by k3; None without a reference."
     if host.kl is None or host.ref_logprobs is None:
@@ -495,7 +497,7 @@ def step_metrics(
     log["advantage_products"] = _advantage_products(batch).sum()  # for `update_metrics`
     return log
 
-
+# %% ../../nbs/reference/training/metrics.ipynb #3f7fd2fd
 def check_first_step(
     batch: Experience,  # the first minibatch of an iteration
     traces: Sequence[MicroBatchTrace],
@@ -574,7 +576,7 @@ def timing(seconds: Mapping[str, float], tokens: float | int | None) -> Metrics:
         log[f"tokens_per_second_{phase}"] = speed
     return log
 
-
+# %% ../../nbs/reference/training/metrics.ipynb #a88e53c7
 def trainer_metrics(
     agent: Agent,
     ref_model: PreTrainedModel | None,
@@ -601,7 +603,7 @@ def trainer_metrics(
         "prompt_nll": json_number(prompt_nll(ref_model or agent.model, experience)),
     }
 
-
+# %% ../../nbs/reference/training/metrics.ipynb #82ded66a
 def moment_norm(agent: Agent, optimizer: Optimizer) -> Tensor | None:
     """Compute the norm of Adam's first moment of the policy, an average of clipped gradients.
 

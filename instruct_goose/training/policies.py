@@ -112,7 +112,7 @@ IterationCount: Any = Annotated[
     int, Limit(0, 2**53)
 ]  # a count; Any, since checkers take no Annotated
 
-
+# %% ../../nbs/reference/training/policies.ipynb #30e59dbd
 class PolicySnapshot:
     """A policy put aside on the CPU, with the number it was kept for.
 
@@ -167,7 +167,7 @@ class PolicySnapshot:
         self.value = state["value"]
         self.iteration = state["iteration"]
 
-
+# %% ../../nbs/reference/training/policies.ipynb #4288e8b1
 class BestPolicy(PolicySnapshot):
     """Keeps the policy with the highest held-out reward, as `keep_best` asks.
 

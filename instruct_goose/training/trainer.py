@@ -38,6 +38,8 @@ from instruct_goose.core.state import (
 from ..models.adapters import has_adapters
 from ..models.agent import Agent, make_reference, Evaluation
 from ..models.experts import router_coef
+
+# %% ../../nbs/learn/16_trainer.ipynb #3d08624b
 from ..models.families import vocabulary_size
 from ..models.loading import save_model
 from ..models.sampling import checked_tokens
@@ -68,6 +70,8 @@ from instruct_goose.rollouts.rewards import (
     Rewards,
     score_rollout,
 )
+
+# %% ../../nbs/learn/16_trainer.ipynb #04c3b696
 from instruct_goose.rollouts.rollout import (
     attach_texts,
     map_rows,
@@ -99,6 +103,8 @@ from instruct_goose.training.experience import (
     make_experience,
     rounding,
 )
+
+# %% ../../nbs/learn/16_trainer.ipynb #518e0bfe
 from instruct_goose.training.metrics import (
     check_first_step,
     held_out_logged,

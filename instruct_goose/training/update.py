@@ -169,7 +169,7 @@ def kl_penalty_in_loss(
     estimator = config.kl_estimator or "k2"
     return penalty(logprobs, batch.ref_logprobs, batch.mask, beta, estimator, batch.old_logprobs)
 
-
+# %% ../../nbs/reference/training/update.ipynb #284a0fa5
 def total_loss(
     new: Evaluation,  # of the policy as it is now, with gradient
     batch: Experience,
@@ -226,7 +226,7 @@ torch.serialization.add_safe_globals([MicroBatchTrace])  # may be sent to other 
 EvaluateFn = Callable[[Experience], Evaluation]  # `RLHFTrainer.evaluate_policy`
 LossFn = Callable[[Evaluation, Experience], tuple[Tensor, dict[str, Tensor]]]
 
-
+# %% ../../nbs/reference/training/update.ipynb #6494bf5d
 def backward(
     agent: Agent, evaluate: EvaluateFn, loss_fn: LossFn, micro: Experience
 ) -> MicroBatchTrace:
@@ -270,7 +270,7 @@ def backward(
         stale_gradient=stale_gradient,
     )
 
-
+# %% ../../nbs/reference/training/update.ipynb #d9e60cd0
 def _is_loss_and_parts(result: object) -> bool:
     "Whether a loss function returned a tensor of one number and a dictionary."
     match result:

@@ -163,7 +163,9 @@ def counted(text: str, page) -> tuple[int, int, int]:
 
 @built
 def test_every_page_says_what_it_must():
-    by_url, wrong, found = {p.url: p for p in read_pages()[1]}, [], []
+    by_url = {p.url: p for p in read_pages()[1]}
+    wrong = []
+    found = []
     assert not [u for u in by_url if not (site / f"{u}.html").exists()]
     for path in pages:
         url = path.relative_to(site).with_suffix("").as_posix()
@@ -432,7 +434,8 @@ def test_each_page_stands_on_its_shelf():
 @built
 def test_one_place_and_one_way_on():
     for p in of_course(read_pages()[1]):
-        text, after = (site / f"{p.url}.html").read_text("utf-8"), shelves.neighbours(p.url)[1]
+        text = (site / f"{p.url}.html").read_text("utf-8")
+        after = shelves.neighbours(p.url)[1]
         said = [
             m[1] or m[2]
             for m in re.finditer(
@@ -490,7 +493,8 @@ def test_the_code_of_the_readme_runs_in_order(tmp_path, monkeypatch):
         lambda: tiny_smollm("The movie was acting a good film 2+3= 4+4= 5 8".split()),
         raising=False,
     )
-    readme, space = (root / "README.md").read_text("utf-8"), {}
+    readme = (root / "README.md").read_text("utf-8")
+    space = {}
     blocks = re.findall(r"^```python\n(.*?)^```", readme, re.S | re.M)
     for block in blocks:
         exec(block, space)
