@@ -33,7 +33,7 @@ from instruct_goose.rollouts.prompts import (
 from ..models.rendering import is_conversation
 from .inputs import try_reward
 from ..rollouts.rewards import completion_texts, Rewards, same_random_numbers
-from ..rollouts.sampler import EpisodeSampler, sampler_of_this_process
+from ..rollouts.sampler import EpisodeSampler, sampler_of_this_process, sync_weights
 from instruct_goose.runs.directory import (
     finished_run,
     in_run_directory,
@@ -102,6 +102,7 @@ def train_in(
         load_weights(
             trainer.agent, on_main_process(lambda: module_state(Agent.from_pretrained(policy)))
         )
+        sync_weights(trainer.sampler, trainer.agent.model)
         return Summary(summary)
     if trial and not resume:
         on_main_process(partial(try_before_training, trainer, prompts, reward_fn))

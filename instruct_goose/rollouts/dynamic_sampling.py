@@ -7,6 +7,7 @@ __all__ = ['Sample', 'resample_flat_groups']
 
 # %% ../../nbs/guides/dynamic_sampling.ipynb #d93838fa
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ def resample_flat_groups(
     eq. 11). The rollout given stays as it is. Raises ValueError for a rollout without scores.
     """
     size = config.group_size
-    current = rollout
+    current = replace(rollout)  # a copy: `drawn` is set below
     scores = [require_scores(rollout)]
     groups_redrawn = 0
     for _ in range(config.max_redraws):

@@ -417,7 +417,9 @@ def _train_on(trainer: RLHFTrainer, job: TrainingJob, out: Path, stage: Stage) -
         prompts = islice(prompts, trainer.prompts.seen, None)
     progress = job.progress and is_main_process()
     try:
-        trainer.train(prompts, job.reward_fn, progress=progress, held_out=job.held_out)
+        evaluates = trainer.config.eval_every is not None
+        held_out = job.held_out if evaluates else None  # else it is evaluated at the end alone
+        trainer.train(prompts, job.reward_fn, progress=progress, held_out=held_out)
     except KeyboardInterrupt:
         if stage.newest_state is not None and is_main_process():
             save_last_whole_policy(trainer, stage.newest_state, out / "policy")
@@ -457,7 +459,7 @@ def save_last_whole_policy(trainer: RLHFTrainer, saved: State, path: Path) -> No
         agent = unsharded_copy(agent, weights)
     else:
         load_weights(agent, weights)
-    save_model(agent.model, trainer.tokenizer, path, trainer.eos_ids)
+    save_model(agent, trainer.tokenizer, path, trainer.eos_ids)
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c67
 def in_run_directory(

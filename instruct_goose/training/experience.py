@@ -68,10 +68,10 @@ class Annotations(NamedTuple):
 # %% ../../nbs/reference/training/experience.ipynb #2b2a6e83
 @dataclass(repr=False)  # shown as a rollout is
 class Experience(Rollout):
-    """A rollout with all that an update learns from, all columns filled.
+    """A rollout with annotations, rewards and advantages as further columns.
 
-    Annotations, rewards and advantages are beside those of the rollout. Its rows are taken,
-    shuffled and cut like those of a rollout.
+    A column is None where the settings do not need it. Rows are taken, shuffled and cut like those
+    of a rollout.
     """
 
     old_logprobs: Float[Tensor, "batch time"] = field(kw_only=True)
@@ -80,6 +80,7 @@ class Experience(Rollout):
     kl: Float[Tensor, "batch time"] | None = field(default=None, kw_only=True)
     rewards: Float[Tensor, "batch time"] = field(kw_only=True)  # rₜ
     advantages: Float[Tensor, "batch time"] = field(kw_only=True)  # Âₜ
+    raw_advantages: Float[Tensor, "batch time"] | None = None  # Âₜ before whitening, for the log
     values: Float[Tensor, "batch time"] | None = None  # V(sₜ)
     returns: Float[Tensor, "batch time"] | None = None  # R̂ₜ, where values are learnt
     group_tokens: Int[Tensor, "batch"] | None = None  # sampled tokens of the row's whole group
@@ -430,11 +431,10 @@ def make_experience(
         config.kl_estimator or "k1",
         token_scores,
     )
-    advantages, returns = raw_advantages(
-        rollout, rewards, annotations.values, annotations.entropy, config
-    )
+    raw, returns = raw_advantages(rollout, rewards, annotations.values, annotations.entropy, config)
+    advantages = raw
     if config.whiten_advantages and rollout.on_host.mask.sum() > 1:
-        advantages = whiten(advantages, rollout.mask)
+        advantages = whiten(raw, rollout.mask)
     require_finite(rollout, {"rewards": rewards, "returns": returns, "advantages": advantages})
     columns = {column.name: vars(rollout)[column.name] for column in fields(Rollout)}
     return Experience(
@@ -442,6 +442,7 @@ def make_experience(
         **annotations._asdict(),
         rewards=rewards,
         advantages=advantages,
+        raw_advantages=raw,
         returns=returns,
         group_tokens=group_tokens,
     )

@@ -202,7 +202,8 @@ class KLStop(PolicySnapshot):
     """Ends a run whose KL to the reference exceeds a limit.
 
     The last policy within the limit is kept, and put back. The KL is exact, in nats per response:
-    the metric kl_to_reference.
+    the metric kl_to_reference. It is that of the policy that sampled, so the policy after the last
+    iteration is not measured.
     """
 
     def __init__(self, agent: Agent, limit: float | None):  # None: there is none
