@@ -39,7 +39,8 @@ from lessons import (
     target,
 )
 from narrow import stacked, text_factor
-from playground import frame, page_of_site
+from paste import paste_page
+from playground import bundle, frame, page_of_site
 from quizzes import QUIZZES, quiz_page
 from reports import reports_page, write_reports
 from shelves import anchor, course, neighbours, shelf_page, up
@@ -59,6 +60,7 @@ MADE = {
     ROOT / "docs/compare.md": "compare",
     ROOT / "docs/speed.md": "speed",
     ROOT / "docs/know.md": "know",
+    ROOT / "docs/paste.md": "paste",
 }  # a file of the repository, and the page that stands for it here
 NEXT = re.compile(
     r"^\*\*Next\*\*.*(?:\n.+)*\n?", re.M
@@ -541,11 +543,9 @@ def with_drawings(text: str, page: Page, pages: list[Page]) -> str:
     "A text with what its comments name in their places: lists of pages, the playground."
     text = re.sub(r" ?<!-- github: .*? -->", "", text)  # said in the README alone
     text = re.sub(f"<!-- ({'|'.join(DRAWN)}) -->", lambda m: DRAWN[m[1]](page, pages), text)
-    return re.sub(
-        r"<!-- playground ?(\w*) -->",
-        lambda m: frame(m[1] or None, "../" * page.url.count("/")),
-        text,
-    )
+    root = "../" * page.url.count("/")
+    text = re.sub(r"<!-- playground ?(\w*) -->", lambda m: frame(m[1] or None, root), text)
+    return re.sub(r"<!-- loss ([\w -]*?) -->", lambda m: frame(None, root, m[1]), text)
 
 
 def last_cells(page: Page, pages: list[Page], links: Links) -> list[dict]:
@@ -585,7 +585,8 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
             cells.append(text_cell(text, cell.id))
     cells += last_cells(page, pages, links)
     if runs:
-        script = f'<script src="{up(page.url, "_static/cells.js")}" defer></script>'
+        names = ("_static/keep.js", "_static/cells.js")
+        script = "".join(f'<script src="{up(page.url, n)}" defer></script>' for n in names)
         cells.append(text_cell(page_build.sources(page) + script, "page-cells"))
     if any(url == page.url for url, _ in below):
         cells.append(
@@ -612,6 +613,7 @@ def toctree(pages: list[Page]) -> str:
         "know",
         "reports",
         "speed",
+        "paste",
         "quiz",
         "glossary",
         "figures",
@@ -727,6 +729,7 @@ def all_pages(
     wanted = {}
     below = boxes(pages) if write_python(BUILD / "static/python.js", BUILD) else {}
     page_build.write_files(BUILD / "static/page_files.js")
+    (BUILD / "static/keep.js").write_text(bundle("keep.js"), "utf-8")
     for page in [index, *pages]:
         nb = staged(page, pages, links, below)
         if page is index:
@@ -742,6 +745,7 @@ def all_pages(
     wanted[out / "reports.md"] = links.apply(reports_page(), index)
     wanted[out / "compare.md"] = links.apply(compare_page(), index, names=False)
     wanted[out / "playground.md"] = page_of_site(BUILD / "static")
+    wanted[out / "paste.md"] = links.apply(paste_page(pages, bool(below)), index, names=False)
     wanted[out / "quiz.md"] = quiz_page({p.url: p.title for p in pages})
     wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})
     for file, url in COPIED.items():

@@ -618,12 +618,15 @@ RUNS = {  # what can be measured, and how long it takes
     "probes": "seven CPU-minutes",
     "gallery": "the failure gallery; six CPU-minutes",
     "doctor_unseen": "twenty bugs written after the rules, and 200 random healthy runs; ten CPU-minutes",
+    "doctor_bugs": "twenty-four more bugs, doctor and probes; twenty CPU-minutes",
+    "doctor_healthy": "five hundred healthy runs; fifteen CPU-minutes",
     "fuzz": "broken input; five CPU-minutes",
     "inputs": "wrong input of five kinds; ten CPU-minutes",
     "models": "sixty small models through every stage; a CPU-minute",
     "details": "the details of PPO switched off one by one; five CPU-minutes",
     "distillation": "a small student of the quickstart's policy; six CPU-minutes",
     "asynchrony": "samples that are some updates old, and the time that they save; three CPU-minutes",
+    "playground_edits": "five losses in the playground, in Node; half an hour on one core",
     "trackers": "TensorBoard, Weights & Biases and trackio in an environment of their own; downloads",
     "reports": "the two runs whose reports are on the site; ten CPU-minutes",
     "reviews": "the pipeline on rated sentences; twenty CPU-minutes",
@@ -641,7 +644,16 @@ def measured(name: str, args: argparse.Namespace) -> dict:
         return globals()[name](args.processes)
     if name == "distillation":
         return importlib.import_module(name).record(three)
-    if name in ("asynchrony", "doctor_unseen", "inputs", "models"):
+    if name == "playground_edits":
+        return importlib.import_module(name).record(args.seeds or range(5))
+    if name in (
+        "asynchrony",
+        "doctor_unseen",
+        "doctor_bugs",
+        "doctor_healthy",
+        "inputs",
+        "models",
+    ):
         return importlib.import_module(name).record()
     if name == "details":
         return importlib.import_module(name).details()
@@ -665,7 +677,7 @@ def main():
         "--seeds",
         type=int,
         nargs="+",
-        help="of quickstart (0 to 9), reviews, distillation and family (0 to 2)",
+        help="of quickstart (0 to 9), playground_edits (0 to 4), reviews, distillation and family (0 to 2)",
     )
     parser.add_argument("--processes", type=int, default=3, help="of exact_world and probes")
     parser.add_argument(

@@ -376,6 +376,37 @@ def test_search_finds_names_and_what_a_newcomer_types(one):
 
 @built
 @browser
+def test_a_table_of_sentences_is_read_row_by_row_on_a_phone(one):
+    tab = one.open(at("guides/logged_metrics"), 390)
+    cells = """[...document.querySelectorAll('article td')].filter(c => c.checkVisibility() && c.textContent.trim())
+      .map(c => [c.dataset.label, c.getBoundingClientRect().right])"""
+    found = tab.ask(cells)
+    assert {"meaning", "healthy", "a warning"} <= {name for name, _ in found}
+    assert max(right for _, right in found) <= 390
+    tab.screen(1280)
+    tab.wait("!document.querySelector('table.sentences')")  # there it is a table again
+    tab.close()
+
+
+@built
+@browser
+def test_code_is_as_large_as_it_should_be_and_a_long_line_goes_on_below_unchanged(one):
+    tab = one.open(at("learn/trainer"), 1280)
+    page = soup(site / "learn/trainer.html")
+    stored = [pre.get_text() for pre in page.select("article div.highlight pre")]
+    assert stored == tab.ask(
+        "[...document.querySelectorAll('article div.highlight pre')].map(p => p.textContent)"
+    )
+    shown = "[...document.querySelectorAll('article div.highlight pre')].filter(p => p.checkVisibility())"
+    assert tab.ask(f"Math.min(...{shown}.map(p => parseFloat(getComputedStyle(p).fontSize)))") >= 15
+    assert tab.ask("document.querySelectorAll('pre.continued').length") > 3
+    hidden = f"{shown}.filter(p => p.classList.contains('continued') && p.scrollWidth > p.clientWidth + 1)"
+    assert tab.ask(f"{hidden}.length") == 0
+    tab.close()
+
+
+@built
+@browser
 @pytest.mark.parametrize(
     "url",
     first(
@@ -463,6 +494,12 @@ def test_a_lesson_is_ticked_and_the_notation_opens_beside_it(one):
     assert not tab.ask("document.querySelectorAll('.number.read').length")
     tab.ask("document.querySelector('.to-next').scrollIntoView()")
     tab.wait("document.querySelectorAll('.number.read').length == 1")
+    ticked = "document.querySelector('.number.read')"
+    title = f"{ticked}.parentElement.lastChild"
+    assert tab.ask(f"getComputedStyle({ticked}, '::after').position") == "absolute"
+    assert tab.ask(  # the tick takes no place from the title
+        f"(r => (r.selectNode({title}), r.getBoundingClientRect().left))(document.createRange())"
+    ) >= tab.ask(f"{ticked}.getBoundingClientRect().right")
     tab.go(at("learn"))
     assert tab.ask(
         "[...document.querySelectorAll('.lesson-map .read')].map(n => n.textContent)"
