@@ -570,7 +570,7 @@ def loss_note(log: Log) -> str | None:
     if not zero or len(zero) < len(rows) / 2 and rows[0] not in zero:
         return None
     norms = [row["grad_norm"] for row in zero if "grad_norm" in row]
-    first = log.number(zero[0]["iteration"])
+    first = log.number(int(zero[0]["iteration"]))
     where = f"in {len(zero)} of {len(rows)} logged steps, the first of them {first}"
     if not norms:
         return (
