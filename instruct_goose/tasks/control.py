@@ -335,8 +335,11 @@ def minibatch_loss(
     logprobs, entropies, new_values = policy.evaluate(states, actions)
     return ppo_loss(
         as_rows(logprobs),
-        **batch,
+        batch["old_logprobs"],
+        batch["advantages"],
+        batch["mask"],
         values=as_rows(new_values),
+        returns=batch["returns"],
         value_clip=None,
         entropy=as_rows(entropies),
         clip=config.clip,
