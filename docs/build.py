@@ -39,6 +39,7 @@ from lessons import (
     target,
 )
 from narrow import stacked, text_factor
+from paste import paste_page
 from playground import bundle, frame, page_of_site
 from quizzes import QUIZZES, quiz_page
 from reports import reports_page, write_reports
@@ -59,6 +60,7 @@ MADE = {
     ROOT / "docs/compare.md": "compare",
     ROOT / "docs/speed.md": "speed",
     ROOT / "docs/know.md": "know",
+    ROOT / "docs/paste.md": "paste",
 }  # a file of the repository, and the page that stands for it here
 NEXT = re.compile(
     r"^\*\*Next\*\*.*(?:\n.+)*\n?", re.M
@@ -611,6 +613,7 @@ def toctree(pages: list[Page]) -> str:
         "know",
         "reports",
         "speed",
+        "paste",
         "quiz",
         "glossary",
         "figures",
@@ -742,6 +745,7 @@ def all_pages(
     wanted[out / "reports.md"] = links.apply(reports_page(), index)
     wanted[out / "compare.md"] = links.apply(compare_page(), index, names=False)
     wanted[out / "playground.md"] = page_of_site(BUILD / "static")
+    wanted[out / "paste.md"] = links.apply(paste_page(pages, bool(below)), index, names=False)
     wanted[out / "quiz.md"] = quiz_page({p.url: p.title for p in pages})
     wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})
     for file, url in COPIED.items():

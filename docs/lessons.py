@@ -97,7 +97,7 @@ PACKAGES = [  # from the bottom of the house to its top
     "cli",
 ]
 LOOK_UP = {  # pages of the third shelf that are no notebooks; the builder makes them
-    "Look up": ["notation", "playground", "glossary", "api", "quiz", "figures", "tables"],
+    "Look up": ["notation", "playground", "paste", "glossary", "api", "quiz", "figures", "tables"],
     "The project": ["know", "reports", "speed", "compare", "changelog", "contributing"],
 }
 MARKS = {  # who may leave out what, as a line above the course

@@ -1,8 +1,8 @@
 """Which cells of a lesson run on its page, and the files that Python finds there.
 
 A page has the library of tensors (page_tensors), modules that stand for those which draw or check
-types (page_stand_ins), and of the package what needs nothing else: `objective`, `lesson`, and from a
-few more modules single functions, as they are.
+types (page_stand_ins), and of the package what needs nothing else: `objective`, `lesson`, the doctor
+with the settings that it reads, and from a few more modules single functions, as they are.
 """
 
 import ast
@@ -39,7 +39,13 @@ PARTS = {  # modules that need more than a page has, and the functions that do n
         "rewards_and_advantages",
     ),
 }
-WHOLE = ("lesson.py", "core/tensor_checks.py")  # and all of objective/
+WHOLE = (  # and all of objective/ and doctor/
+    "lesson.py",
+    "config.py",
+    "core/checks.py",
+    "core/files.py",
+    "core/tensor_checks.py",
+)
 
 
 class PageCell(NamedTuple):
@@ -174,13 +180,14 @@ def page_files() -> Iterator[tuple[str, str]]:
             if place == "page_stand_ins":
                 where = where.relative_to(place)
             yield where.as_posix(), path.read_text("utf-8")
-    for name in ("page_loss.py", "page_names.py", "page_runner.py"):
+    for name in ("page_loss.py", "page_names.py", "page_runner.py", "page_doctor.py"):
         yield name, (ROOT / "docs" / name).read_text("utf-8")
-    for name in ("", "core", "objective", "tasks", "models"):
+    for name in ("", "core", "objective", "tasks", "models", "doctor"):
         yield (Path("instruct_goose") / name / "__init__.py").as_posix(), ""
     for path in [
         *(package / name for name in WHOLE),
         *sorted((package / "objective").glob("*.py")),
+        *sorted((package / "doctor").glob("*.py")),
     ]:
         if path.name != "__init__.py":
             yield f"instruct_goose/{path.relative_to(package).as_posix()}", path.read_text("utf-8")

@@ -11,6 +11,7 @@ from quizzes import QUIZZES, coded
 
 MADE = {
     "playground": "Playground",
+    "paste": "Paste your log",
     "glossary": "Glossary",
     "api": "All names",
     "quiz": "Questions on each part",

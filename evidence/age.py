@@ -22,6 +22,8 @@ MEASURES = {
     "exact_world": "tasks.exact_world",
     "gallery": "tasks.gallery",
     "doctor_unseen": "tasks.gallery",
+    "doctor_bugs": "tasks.gallery",
+    "doctor_healthy": "tasks.probes",
     "probes": "tasks.probes",
     "resume": "cli.main",
     "fuzz": "data.load",

@@ -618,6 +618,8 @@ RUNS = {  # what can be measured, and how long it takes
     "probes": "seven CPU-minutes",
     "gallery": "the failure gallery; six CPU-minutes",
     "doctor_unseen": "twenty bugs written after the rules, and 200 random healthy runs; ten CPU-minutes",
+    "doctor_bugs": "twenty-four more bugs, doctor and probes; twenty CPU-minutes",
+    "doctor_healthy": "five hundred healthy runs; fifteen CPU-minutes",
     "fuzz": "broken input; five CPU-minutes",
     "inputs": "wrong input of five kinds; ten CPU-minutes",
     "models": "sixty small models through every stage; a CPU-minute",
@@ -644,7 +646,14 @@ def measured(name: str, args: argparse.Namespace) -> dict:
         return importlib.import_module(name).record(three)
     if name == "playground_edits":
         return importlib.import_module(name).record(args.seeds or range(5))
-    if name in ("asynchrony", "doctor_unseen", "inputs", "models"):
+    if name in (
+        "asynchrony",
+        "doctor_unseen",
+        "doctor_bugs",
+        "doctor_healthy",
+        "inputs",
+        "models",
+    ):
         return importlib.import_module(name).record()
     if name == "details":
         return importlib.import_module(name).details()

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['KEYS', 'PART', 'LARGEST', 'RENAMED', 'Find', 'FLOAT32', 'METRIC_RULES', 'Finding', 'Run', 'checked_metrics',
-           'checked_number', 'trainer_config', 'with_new_names', 'read_metrics', 'is_rl_log', 'always', 'learns_values',
-           'charges_kl', 'has_reference', 'compares_groups', 'rewards_entropy', 'corrects_importance',
-           'scores_are_asked_again', 'Verdict', 'Rule', 'rounding_limit', 'count_responses', 'last_quarter',
-           'above_limit', 'above_at_start', 'median_outside', 'has_fallen', 'noisy_forward', 'start_kl',
+           'checked_number', 'trainer_config', 'with_new_names', 'read_metrics', 'read_metric_lines', 'is_rl_log',
+           'always', 'learns_values', 'charges_kl', 'has_reference', 'compares_groups', 'rewards_entropy',
+           'corrects_importance', 'scores_are_asked_again', 'Verdict', 'Rule', 'rounding_limit', 'count_responses',
+           'last_quarter', 'above_limit', 'above_at_start', 'median_outside', 'has_fallen', 'noisy_forward', 'start_kl',
            'padding_counted', 'sampler_mismatch', 'sampler_left_behind', 'nll_off_entropy', 'foreign_prompts',
            'charged_k1', 'Charge', 'charges', 'kl_estimate_off', 'negative_k1', 'negative_kl', 'kl_sign',
            'equal_rewards', 'no_policy_gradient', 'ratio_never_moves', 'values_stand_still', 'ends_unseen',
@@ -188,11 +188,17 @@ def with_new_names(row: Mapping) -> dict:
 def read_metrics(run_dir: str | Path) -> tuple[list[dict], str]:  # iterations, and a note or ""
     """Read the lines of `run_dir/metrics.jsonl`.
 
-    Metrics that an older version wrote get their names of today. A last line without its end is
-    left out, with a note. Raises FileNotFoundError without the
-    file, ValueError naming the first bad line.
+    Raises FileNotFoundError without the file, and as `read_metric_lines`.
     """
-    path = require_log(run_dir)
+    return read_metric_lines(require_log(run_dir))
+
+
+def read_metric_lines(path: Path) -> tuple[list[dict], str]:  # iterations, and a note or ""
+    """Read a file of lines as in metrics.jsonl.
+
+    Metrics that an older version wrote get their names of today. A last line without its end is
+    left out, with a note. Raises ValueError naming the first bad line.
+    """
     rows = []
     lines = path.read_bytes().split(b"\n")
     for i, line in enumerate(lines, 1):
@@ -595,7 +601,8 @@ def equal_rewards(run: Run) -> Verdict | None:
 
     Evidence is a median of 0.8 or more groups of equal rewards, or a reward_std of 0 of several
     responses. The words say whether the responses are all right, all wrong, or some groups this
-    and others that, by where reward_mean lies between the run's lowest and highest score.
+    and others that, by where reward_mean lies between the run's lowest and highest score, where
+    these are logged.
     """
     groups = run["flat_groups"] if compares_groups(run) else []
     evidence = median_outside("flat_groups", groups, high=0.8)
@@ -617,10 +624,13 @@ def _right_or_wrong(run: Run, evidence: str) -> Verdict:
     "Say which of the equal rewards these are."
     what = "most responses that are compared have the same reward: nothing to learn from"
     cure = "a finer reward, prompts that are neither too easy nor too hard, larger groups"
-    lows = run["reward_min"] or run["reward_mean"]
-    highs = run["reward_max"] or run["reward_mean"]
-    if not lows or not highs or not run["reward_mean"]:
+    lows = run["reward_min"]
+    highs = run["reward_max"]
+    if not run["reward_mean"]:
         return Verdict(evidence, what, cure)
+    if not lows or not highs:  # of means alone nobody knows where single scores lie
+        end = mean(last_quarter(run["reward_mean"]))
+        return Verdict(f"{evidence}, and at the end reward_mean is {end:.3g}", what, cure)
     low = min(lows)
     high = max(highs)
     end = mean(last_quarter(run["reward_mean"]))

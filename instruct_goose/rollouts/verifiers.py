@@ -95,7 +95,10 @@ class Checker:
         return json.loads(line)
 
     def running(self) -> "subprocess.Popen[str]":
-        "Return the process, and start it if there is none."
+        """Return the process, and start it if there is none.
+
+        Raises ImportError, saying how to install it, where the package is not there.
+        """
         if self.process is None:
             if find_spec(self.package) is None:
                 raise ImportError(f"{self.package} checks these answers: {install('verifiers')}")
@@ -165,7 +168,11 @@ class MathAnswer:
     def score(
         self, completions: list[str], log_metric: Callable | None = None, **columns: Any
     ) -> list[float]:
-        "Score each completion with the right answer beside it."
+        """Score each completion with the right answer beside it: 1 if it is right, else 0.
+
+        Raises RewardError where the data has no such column, and for a right answer that
+        math-verify cannot read.
+        """
         if self.column not in columns:
             raise RewardError(
                 f"the data has no column {self.column!r} with right answers: it has "
@@ -283,7 +290,11 @@ class CodeTests:
         self.megabytes = megabytes
 
     def score(self, completions: list[str], **columns: Any) -> list[float]:
-        "Run each completion's code with the tests beside it."
+        """Run each completion's code with the tests beside it: the share that pass, 0 to 1.
+
+        Raises RewardError without `allow_execution`, where the data has no such column, and for a
+        row without tests.
+        """
         if not self.allow_execution:
             raise RewardError(
                 "CodeTests runs code that the policy has written, on this machine: run the "
@@ -300,7 +311,11 @@ class CodeTests:
         return scores
 
     def share_passed(self, code: str, tests: Sequence[str]) -> float:
-        "Return the share of tests that pass; 0 for code that fails, ends early or takes too long."
+        """Return the share of tests that pass.
+
+        It is 0 for code that fails, ends early or takes too long. Raises RewardError without
+        tests.
+        """
         if not tests:
             raise RewardError("a row has no tests: code without tests cannot be judged")
         token = secrets.token_hex(16)  # an early end does not print it; code that looks for it can

@@ -335,7 +335,10 @@ def minibatch_loss(
     logprobs, entropies, new_values = policy.evaluate(states, actions)
     return ppo_loss(
         as_rows(logprobs),
-        **batch,
+        batch["old_logprobs"],
+        batch["advantages"],
+        batch["mask"],
+        returns=batch["returns"],
         values=as_rows(new_values),
         value_clip=None,
         entropy=as_rows(entropies),

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ..config import RLHFConfig
