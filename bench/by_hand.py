@@ -46,12 +46,15 @@ class Loop:
     @torch.no_grad()
     def rollout(self, queries):
         "Sample one token after another, with the model's own cache."
-        ids, new, cache = queries, queries, None
+        ids = queries
+        new = queries
+        cache = None
         for _ in range(self.new_tokens):
             out = self.policy(
                 input_ids=new, past_key_values=cache, use_cache=True, logits_to_keep=1
             )
-            new, cache = torch.multinomial(out.logits[:, -1].softmax(-1), 1), out.past_key_values
+            new = torch.multinomial(out.logits[:, -1].softmax(-1), 1)
+            cache = out.past_key_values
             ids = torch.cat([ids, new], 1)
         return ids
 
@@ -82,7 +85,9 @@ class Loop:
         rewards = -self.beta * kl
         rewards[:, -1] += scores
         after = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
-        deltas, running, backwards = rewards + after - values, 0.0, []
+        deltas = rewards + after - values
+        running = 0.0
+        backwards = []
         for t in reversed(range(self.new_tokens)):
             running = deltas[:, t] + self.lam * running
             backwards.append(running)

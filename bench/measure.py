@@ -21,7 +21,8 @@ def cpu() -> float:
 
 def timed(work: Callable) -> dict:
     "{cpu, wall, phases}: seconds of one run."
-    c, w = cpu(), time.perf_counter()
+    c = cpu()
+    w = time.perf_counter()
     phases = work()
     return {"cpu": cpu() - c, "wall": time.perf_counter() - w, "phases": phases or {}}
 
@@ -45,7 +46,8 @@ def peak(work: Callable) -> dict:
         RESET.write_text("5")
         work()
         RESET.write_text("5")  # the high-water mark becomes what is held now
-        before, how = status("VmRSS"), "VmHWM - VmRSS"
+        before = status("VmRSS")
+        how = "VmHWM - VmRSS"
         work()
         return {"peak": (status("VmHWM") - before) / MIB, "how": how}
     except (OSError, StopIteration):

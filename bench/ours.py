@@ -15,7 +15,8 @@ class Phases(Callback):
     "CPU-seconds up to the end of the rollout, of the advantages, of the iteration."
 
     def begin(self):
-        self.marks, self.rollout = [cpu()], None
+        self.marks = [cpu()]
+        self.rollout = None
 
     def on_rollout(self, trainer, rollout):
         self.marks.append(cpu())
@@ -40,7 +41,8 @@ class Run:
         value_model=None,
         responses: dict | None = None,
     ):
-        self.watch, self.reward = Phases(), reward
+        self.watch = Phases()
+        self.reward = reward
         sampler = None if responses is None else lambda *_: replayed(responses)
         self.trainer = RLHFTrainer(
             Agent(model, value_model),

@@ -99,7 +99,8 @@ def start(case: Case) -> tuple[dict[str, Worker], dict[str, str], dict[str, str]
 def measure(case: Case, repeats: int) -> list[dict]:
     "The objects of the case's rows."
     workers, missed, errors = start(case)
-    versions, runs = {name: w.versions for name, w in workers.items()}, {}
+    versions = {name: w.versions for name, w in workers.items()}
+    runs = {}
     try:
         errors |= check(case, workers)
         fit = {name: w for name, w in workers.items() if name not in errors}
@@ -110,7 +111,8 @@ def measure(case: Case, repeats: int) -> list[dict]:
             for name in list(fit)[:: -1 if i % 2 else 1]:
                 runs[name].append(fit[name].ask("run"))  # who goes first changes
     except SideFailed as e:
-        runs, errors = {}, errors | {name: str(e) for name in case.sides if name not in missed}
+        runs = {}
+        errors = errors | {name: str(e) for name in case.sides if name not in missed}
     finally:
         for w in workers.values():
             w.close()

@@ -25,7 +25,8 @@ class Worker:
     "The other end: starts the process and asks."
 
     def __init__(self, side: Side, python: Path | str = sys.executable, **more_env: str):
-        self.side, self.errors = side, tempfile.TemporaryFile("w+")
+        self.side = side
+        self.errors = tempfile.TemporaryFile("w+")
         env = quiet() | {"PYTHONPATH": str(ROOT)} | more_env
         self.process = subprocess.Popen(
             [str(python), "-m", "bench.worker", side.make, json.dumps(side.settings)],

@@ -32,7 +32,9 @@ def moving(page: Page) -> list[tuple[str, str]]:
 
 def figures_page(pages: list[Page]) -> tuple[str, dict[str, str]]:
     "The page, and the drawings that it loads: name of the file -> SVG."
-    files, movable, parts = {}, [], []
+    files = {}
+    movable = []
+    parts = []
     for part, name in {"": "Notation", **SHELVES}.items():
         made = []
         for page in (p for p in pages if p.part == part):
@@ -42,10 +44,8 @@ def figures_page(pages: list[Page]) -> tuple[str, dict[str, str]]:
             ]
             for cell in page.cells:
                 for anchor, svg in drawings(cell):
-                    files[f"{anchor}.svg"], caption = (
-                        svg,
-                        html.escape(cell.directives.get("fig-cap", page.title)),
-                    )
+                    files[f"{anchor}.svg"] = svg
+                    caption = html.escape(cell.directives.get("fig-cap", page.title))
                     width, height = (
                         round(float(x) * 4 / 3)
                         for x in re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', svg).groups()

@@ -65,7 +65,8 @@ def mishap(error):
     "An error with the line of the reader's code that it comes from."
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == FILE]
     if isinstance(error, SyntaxError) and error.filename == FILE:
-        lines, said = [error.lineno], error.msg
+        lines = [error.lineno]
+        said = error.msg
     elif isinstance(error, ModuleNotFoundError):
         said = f"there is no {error.name} on this page, only Python and what comes with it"
     else:
@@ -80,10 +81,8 @@ def mishap(error):
 def verdict_on(answer, name, cases):
     "As lesson.diagnose on the lesson's own numbers, then on the numbers of its later checks, then on others."
     for case in cases:
-        args, right = (
-            json.loads(json.dumps(case["args"])),
-            case["right"],
-        )  # an answer may change what it is given
+        args = json.loads(json.dumps(case["args"]))
+        right = case["right"]  # an answer may change what it is given
         got = answer(*args)
         if got is None:
             return "nothing returned yet: write the function, then run this again"
@@ -109,7 +108,8 @@ def verdict_on(answer, name, cases):
 def check(code, exercise):
     "JSON of the verdict and what was printed; `exercise` is the JSON of its name and cases."
     name, cases = (json.loads(exercise)[k] for k in ("name", "cases"))
-    printed, space = Printed(), {"__name__": "__main__"}
+    printed = Printed()
+    space = {"__name__": "__main__"}
     try:
         with contextlib.redirect_stdout(printed):
             exec(compile(code, FILE, "exec"), space)

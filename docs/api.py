@@ -69,7 +69,8 @@ def shown(node: ast.expr | None) -> str:
 
 def parameters(fn: ast.FunctionDef, notes: dict[int, str]) -> list[dict]:
     "name, type, default and comment of each parameter, in order."
-    a, rows = fn.args, []
+    a = fn.args
+    rows = []
     positional = [*a.posonlyargs, *a.args]
     defaults = [None] * (len(positional) - len(a.defaults)) + a.defaults
     every = list(zip(positional, defaults))
@@ -133,7 +134,8 @@ def is_dataclass(cls: ast.ClassDef) -> bool:
 
 
 def signature(rows: list[dict]) -> str:
-    made, star = [], False
+    made = []
+    star = False
     for r in rows:
         if r["keyword"] and not star and not any(x["name"].startswith("*") for x in rows):
             made.append("*")
@@ -218,7 +220,9 @@ def entry(node, module: str, link: Callable[[str], str], fence: int = 6, inside:
         decorators = [ast.unparse(d) for d in node.decorator_list]
         kind = "function" if not inside else "property" if "property" in decorators else "method"
         options = "".join(f":{o}:\n" for o in ("classmethod", "staticmethod") if o in decorators)
-        rows, returns, members = parameters(node, notes), returned(node, notes), []
+        rows = parameters(node, notes)
+        returns = returned(node, notes)
+        members = []
         if inside and "staticmethod" not in decorators:
             rows = rows[1:]
     head = node.name + ("" if kind == "property" else signature(rows))

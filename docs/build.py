@@ -39,7 +39,8 @@ from lessons import (
     target,
 )
 from narrow import stacked, text_factor
-from playground import frame, page_of_site
+from paste import paste_page
+from playground import bundle, frame, page_of_site
 from quizzes import QUIZZES, quiz_page
 from reports import reports_page, write_reports
 from shelves import anchor, course, neighbours, shelf_page, up
@@ -59,6 +60,7 @@ MADE = {
     ROOT / "docs/compare.md": "compare",
     ROOT / "docs/speed.md": "speed",
     ROOT / "docs/know.md": "know",
+    ROOT / "docs/paste.md": "paste",
 }  # a file of the repository, and the page that stands for it here
 NEXT = re.compile(
     r"^\*\*Next\*\*.*(?:\n.+)*\n?", re.M
@@ -177,7 +179,8 @@ ON_A_PHONE = '<span class="on-a-phone">On this screen the panels stand one below
 # --- cells ------------------------------------------------------------------------------------------------------------
 def figure(output: dict, cell: Cell, i: int) -> dict | None:
     "An SVG or plotly output as HTML; its caption is also its description."
-    data, caption = output.get("data", {}), cell.directives.get("fig-cap", "")
+    data = output.get("data", {})
+    caption = cell.directives.get("fig-cap", "")
     described = f'role="img" aria-label="{html.escape(caption)}"'
     key = next((k for call, k in KEYS.items() if call in cell.source), "")
     below = (
@@ -190,7 +193,8 @@ def figure(output: dict, cell: Cell, i: int) -> dict | None:
             r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.S
         )
         points = float(re.search(r'width="([\d.]+)pt"', svg)[1])
-        width, prefix = points * 4 / 3, f"{cell.id}-{i}-"
+        width = points * 4 / 3
+        prefix = f"{cell.id}-{i}-"
         below_each_other = stacked(svg, prefix) if 'id="figure_1"' in svg else ""
         svg = re.sub(
             r'(<svg[^>]*?) width="[^"]*"',
@@ -234,10 +238,8 @@ def code_cell(cell: Cell) -> dict | None:
     d = cell.directives
     if "hide" in d or "default_exp" in d:
         return None
-    tags, summary = (
-        d.get("classes", "").split(),
-        d.get("code-summary", ""),
-    )  # myst-nb makes each a class, tag_NAME
+    tags = d.get("classes", "").split()
+    summary = d.get("code-summary", "")  # myst-nb makes each a class, tag_NAME
     outputs = [figure(o, cell, i) or o for i, o in enumerate(cell.outputs)]
     outputs = [o for o in outputs if o.get("output_type") != "stream" or "".join(o["text"]).strip()]
     if d.get("output") == "false":
@@ -338,7 +340,8 @@ def checked(cell: Cell) -> tuple[str, str]:
         n -= 1
     if n == len(body):
         return cell.source, ""
-    lines, first = cell.source.split("\n"), body[n].lineno - 1
+    lines = cell.source.split("\n")
+    first = body[n].lineno - 1
     if n and body[n - 1].end_lineno >= body[n].lineno:
         return cell.source, ""  # two statements in a line
     while first and lines[first - 1].lstrip().startswith("#"):
@@ -540,11 +543,9 @@ def with_drawings(text: str, page: Page, pages: list[Page]) -> str:
     "A text with what its comments name in their places: lists of pages, the playground."
     text = re.sub(r" ?<!-- github: .*? -->", "", text)  # said in the README alone
     text = re.sub(f"<!-- ({'|'.join(DRAWN)}) -->", lambda m: DRAWN[m[1]](page, pages), text)
-    return re.sub(
-        r"<!-- playground ?(\w*) -->",
-        lambda m: frame(m[1] or None, "../" * page.url.count("/")),
-        text,
-    )
+    root = "../" * page.url.count("/")
+    text = re.sub(r"<!-- playground ?(\w*) -->", lambda m: frame(m[1] or None, root), text)
+    return re.sub(r"<!-- loss ([\w -]*?) -->", lambda m: frame(None, root, m[1]), text)
 
 
 def last_cells(page: Page, pages: list[Page], links: Links) -> list[dict]:
@@ -584,7 +585,8 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
             cells.append(text_cell(text, cell.id))
     cells += last_cells(page, pages, links)
     if runs:
-        script = f'<script src="{up(page.url, "_static/cells.js")}" defer></script>'
+        names = ("_static/keep.js", "_static/cells.js")
+        script = "".join(f'<script src="{up(page.url, n)}" defer></script>' for n in names)
         cells.append(text_cell(page_build.sources(page) + script, "page-cells"))
     if any(url == page.url for url, _ in below):
         cells.append(
@@ -611,6 +613,7 @@ def toctree(pages: list[Page]) -> str:
         "know",
         "reports",
         "speed",
+        "paste",
         "quiz",
         "glossary",
         "figures",
@@ -681,10 +684,8 @@ def tables_page(links: Links, near: Page) -> str:
         "What libraries compute under one name, each on the same input. "
         "Above each table stands the test that tells them apart; [the guide](guides/same_name.ipynb) has the reasons.",
     ]
-    ours, theirs = (
-        links.apply("\n\n".join(text), near),
-        [],
-    )  # a name in a row of another library is that library's
+    ours = links.apply("\n\n".join(text), near)
+    theirs = []  # a name in a row of another library is that library's
     for name in QUANTITIES:
         theirs += [f"### {name[0].upper()}{name[1:]}", comparison_table(name)]
     return "\n\n".join([ours, *theirs]) + "\n"
@@ -728,6 +729,7 @@ def all_pages(
     wanted = {}
     below = boxes(pages) if write_python(BUILD / "static/python.js", BUILD) else {}
     page_build.write_files(BUILD / "static/page_files.js")
+    (BUILD / "static/keep.js").write_text(bundle("keep.js"), "utf-8")
     for page in [index, *pages]:
         nb = staged(page, pages, links, below)
         if page is index:
@@ -743,6 +745,7 @@ def all_pages(
     wanted[out / "reports.md"] = links.apply(reports_page(), index)
     wanted[out / "compare.md"] = links.apply(compare_page(), index, names=False)
     wanted[out / "playground.md"] = page_of_site(BUILD / "static")
+    wanted[out / "paste.md"] = links.apply(paste_page(pages, bool(below)), index, names=False)
     wanted[out / "quiz.md"] = quiz_page({p.url: p.title for p in pages})
     wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})
     for file, url in COPIED.items():

@@ -29,7 +29,8 @@ GIVEN = {*dir(builtins), *instruct_goose.lesson.__all__}  # every lesson has the
 # --- where an exercise begins and ends --------------------------------------------------------------------------------
 def heads(page: Page) -> list[tuple[int, str, str]]:
     "(cell, heading, what is asked) of each exercise of a lesson. Three in a numbered list of one cell are three."
-    found, among = [], False  # among: below the heading "Exercises"
+    found = []
+    among = False  # among: below the heading "Exercises"
     for i, cell in enumerate(page.cells):
         if cell.kind != "markdown":
             continue
@@ -123,7 +124,9 @@ def lines_of(path: str) -> tuple[list, set[str]]:
 def needed(page: Page, upto: int, *names: str) -> str:
     "The lesson's statements that names come from, and what those need in turn, in the lesson's order; nothing of what it exports."
     lines, exported = lines_of(str(page.path))
-    made, todo, last = {}, [(name, len(lines)) for name in names], sum(i <= upto for i, *_ in lines)
+    made = {}
+    todo = [(name, len(lines)) for name in names]
+    last = sum(i <= upto for i, *_ in lines)
     while todo:
         name, before = todo.pop()
         at = next((i for i in reversed(range(min(before, last))) if name in lines[i][2]), None)
@@ -211,11 +214,9 @@ def title_of(heading: str, asked: str) -> str:
 
 def exercise(page: Page, at: int, heading: str, asked: str) -> dict:
     "An exercise as the table has it."
-    cells, title, stars = (
-        range(at, end(page, at)),
-        title_of(heading, asked),
-        re.search(STARS, heading),
-    )
+    cells = range(at, end(page, at))
+    title = title_of(heading, asked)
+    stars = re.search(STARS, heading)
     text = [page.cells[i].source for i in cells if page.cells[i].kind == "markdown"]
     made = {
         "lesson": page.path.relative_to(ROOT).as_posix(),

@@ -47,7 +47,9 @@ class Plain:
     solution: str  # the function's body
 
 
-NAN, T, F = math.nan, True, False
+NAN = math.nan
+T = True
+F = False
 BROWSER = {  # lesson -> its exercises; a library call is an expression of the exercise's arguments
     "learn/from_a_reward_to_ppo": [
         Plain(
@@ -453,10 +455,11 @@ def download() -> bytes:
 
 def pyodide(cache: Path) -> bytes:
     "npm's package, as its integrity says; kept in `cache`."
-    kept, good = (
-        cache / f"pyodide-{PYODIDE}.tgz",
-        lambda data: base64.b64encode(hashlib.sha512(data).digest()).decode() == INTEGRITY,
-    )
+    kept = cache / f"pyodide-{PYODIDE}.tgz"
+
+    def good(data):
+        return base64.b64encode(hashlib.sha512(data).digest()).decode() == INTEGRITY
+
     if kept.exists() and good(data := kept.read_bytes()):
         return data
     if not good(data := download()):

@@ -96,7 +96,9 @@ def rows(doctree: nodes.document) -> list[list[str]]:
     made = []
     for row in doctree.findall(nodes.row):
         first, *rest = row.children
-        table, inside, section = row.parent.parent.parent, row, row
+        table = row.parent.parent.parent
+        inside = row
+        section = row
         while inside is not None and not isinstance(inside, addnodes.desc):
             inside = inside.parent
         while section is not None and not isinstance(section, nodes.section):

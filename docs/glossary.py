@@ -490,7 +490,8 @@ def hover(text: str, seen: set[str], glossary: str) -> str:
         seen.add(term)
         return f'<a class="term" href="{glossary}#{anchor(term)}" title="{html.escape(TERMS[term][0])}">{m[1]}</a>'
 
-    made, end = [], 0
+    made = []
+    end = 0
     for kept in KEEP.finditer(text):
         made += [WORDS.sub(mark, text[end : kept.start()]), kept[0]]
         end = kept.end()

@@ -2,9 +2,15 @@
 
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 
+from doctor_tables import (
+    bugs_by_tools,
+    healthy_by_findings,
+    libraries_by_rules,
+    public_logs,
+    seen_by_either,
+)
 from lessons import ROOT
 from page_cells import DIFFERENT, LESSONS, ON_PAGES, page_cells
 
@@ -164,10 +170,8 @@ def tried_table() -> str:
     def settings(name):
         return {"epochs": 2, "minibatches": 2} | HEALTHY[name]
 
-    attacks, random = (
-        [(found, a) for a in later["bugs"].values() for found in a["found"]],
-        later["healthy"],
-    )
+    attacks = [(found, a) for a in later["bugs"].values() for found in a["found"]]
+    random = later["healthy"]
     rightly = sum(
         bool(f) and not {*f} - {*a["names"], *a["consequences"]} and bool({*f} & {*a["names"]})
         for f, a in attacks
@@ -275,7 +279,8 @@ def portable_table(path: Path = ROOT / "evidence/portable.json") -> str:
         if "not_run" in e:
             rows.append([variant, "", "", "", f"not run: {e['not_run']}"])
             continue
-        o, fell = e["origin"], [f.get("notebook") or f.get("test") or f["error"] for f in e["fell"]]
+        o = e["origin"]
+        fell = [f.get("notebook") or f.get("test") or f["error"] for f in e["fell"]]
         mended = [
             f"{r.get('notebook') or r.get('test') or r['error']}` (run again at `{a['origin']['commit'][:7]}"
             for a in e.get("again", [])
@@ -366,31 +371,6 @@ def engines_table() -> str:
     return f"{versions}, on the {engines['device'].upper()}:\n\n" + head + "\n".join(rows)
 
 
-def doctor_bugs_table() -> str:
-    "Bugs that were invented after the rules were fixed, and what the doctor said of each."
-    rows = [
-        f"| {name} | {bug['wrong']} | {', '.join(sorted(set().union(*bug['found']))) or 'nothing'} | {', '.join(bug['verdicts'])} |"
-        for name, bug in record("doctor_bugs")["bugs"].items()
-    ]
-    return "| bug | what is wrong | findings | verdict |\n|---|---|---|---|\n" + "\n".join(rows)
-
-
-def doctor_healthy_table() -> str:
-    "What the doctor said of runs without a bug."
-    runs = record("doctor_healthy")["runs"]
-    findings = [finding for run in runs for finding in run["findings"]]
-    errors = sum(finding["severity"] == "error" for finding in findings)
-    untrue = sum(not finding["true"] for finding in findings)
-    counts = Counter(finding["name"] for finding in findings)
-    silent = sum(not run["findings"] for run in runs)
-    return (
-        f"{len(runs)} runs without a bug, with settings, rewards (offsets up to 10⁶, solved tasks, heavy tails), batches and lengths drawn at random: "
-        f"{errors} errors, {untrue} warnings whose sentence is not true of the run, {silent} runs without a word. The warnings, each true of its run: "
-        + ", ".join(f"*{name}* {n}" for name, n in counts.most_common())
-        + "."
-    )
-
-
 def page_cells_table() -> str:
     "Lesson by lesson: cells that run on page tensors, and those that give what torch gives."
     rows = []
@@ -434,10 +414,23 @@ def know_page() -> str:
         "what was asked for: the router's loss in the log, layer passes, the precision that is saved, or what the saved model says:",
         models_table(),
         "## The doctor",
+        "The doctor reads a log in [a page](../docs/paste.md) or by the command.",
+        "### Bugs and tools",
         "Twenty-four bugs, one seed each, written by the hand that wrote the rules, after them. *Named*: the finding is the bug; *seen*: a true consequence of it; "
-        "*missed*: nothing was said. Four findings were true consequences that had not been foreseen; none was false:",
-        doctor_bugs_table(),
-        doctor_healthy_table(),
+        "*missed*: nothing was said. Four findings were true consequences that had not been foreseen; none was false. The probes ran in the run's own settings; –: they were not run, "
+        "because the bug is outside of the trainer, or because the climb is not recorded yet.",
+        bugs_by_tools(),
+        seen_by_either(),
+        "### Healthy runs and findings",
+        "Five hundred runs without a bug, with settings, rewards (offsets up to 10⁶, solved tasks, heavy tails), batches and lengths drawn at random. "
+        "A finding is true if the run itself, not its log, says so.",
+        healthy_by_findings(),
+        "### Libraries and rules",
+        "Rules that the numbers of a library allow, if it logs every name that is read. Rules that no other library's numbers allow are left out.",
+        libraries_by_rules(),
+        "### Logs of others",
+        "Logs from public issues and repositories, which nobody here has written. *True?* is by what the thread, or the rest of the repository, says.",
+        public_logs(),
         "## On other arithmetic",
         "All notebooks and all tests but those of the repository, as `make portable` runs them: with the instructions of older processors "
         "(`default`, `avx2`), with two threads, with initial weights times 1 + 10⁻⁶·noise (`jitter`), "

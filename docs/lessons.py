@@ -97,7 +97,7 @@ PACKAGES = [  # from the bottom of the house to its top
     "cli",
 ]
 LOOK_UP = {  # pages of the third shelf that are no notebooks; the builder makes them
-    "Look up": ["notation", "playground", "glossary", "api", "quiz", "figures", "tables"],
+    "Look up": ["notation", "playground", "paste", "glossary", "api", "quiz", "figures", "tables"],
     "The project": ["know", "reports", "speed", "compare", "changelog", "contributing"],
 }
 MARKS = {  # who may leave out what, as a line above the course
@@ -134,7 +134,8 @@ STAGES = {  # what one step of RLHF does, and the lesson that explains it; drawn
 
 def comments(source: str) -> dict[int, str]:
     "line number -> its comment; a line of nothing but comment continues the one above."
-    found, alone = {}, set()
+    found = {}
+    alone = set()
     for t in tokenize.generate_tokens(io.StringIO(source).readline):
         if t.type == tokenize.COMMENT:
             found[t.start[0]] = t.string.lstrip("# ").strip()
@@ -159,7 +160,8 @@ class Cell:
         "The statements of an exporting cell; each carries the comments of the cell as `notes`."
         if not {"export", "exports", "exporti"} & self.directives.keys():
             return []
-        notes, tree = comments(self.source), ast.parse(self.source)
+        notes = comments(self.source)
+        tree = ast.parse(self.source)
         for node in ast.walk(tree):
             node.notes = notes
         return tree.body
@@ -257,7 +259,8 @@ def unquoted(value: str) -> str:
 
 
 def read_cell(raw: dict, where: str) -> Cell:
-    source, directives = "".join(raw["source"]), {}
+    source = "".join(raw["source"])
+    directives = {}
     if raw["cell_type"] == "code":
         lines = source.splitlines()
         while lines and (found := re.match(r"#\|\s*([\w-]+):?\s*(.*)", lines[0])):

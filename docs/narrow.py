@@ -70,7 +70,8 @@ def windows(svg: str) -> list[tuple[list[str], Box]]:
     if len(boxes) < 2 or None in boxes.values():
         return []
     above = [g.get("id") for g in figure if (g.get("id") or "").startswith(("legend", "text"))]
-    layout, made = rows(boxes), []
+    layout = rows(boxes)
+    made = []
     if max(map(len, layout)) < 2:
         return []
     for i, row in enumerate(layout):

@@ -1,5 +1,6 @@
 """What makes a lesson's cells run on its page: their places, their sources, and the files of Python as one script."""
 
+import ast
 import base64
 import gzip
 import html
@@ -44,9 +45,32 @@ def sources(page: Page) -> str:
     return f'<script type="application/json" id="page-cells">{data}</script>'.replace("\n", " ")
 
 
+def without_words(source: str) -> str:
+    "A module without its docstrings and comments."
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree) + "\n"
+
+
+def packed_files() -> bytes:
+    """The files that Python finds on a page, packed.
+
+    Of the package every word is kept, because readers edit it there; what is only run is without
+    its docstrings and comments.
+    """
+    files = {}
+    for path, text in page_files():
+        files[path] = text if path.startswith("instruct_goose/") else without_words(text)
+    return gzip.compress(json.dumps(files).encode(), 9, mtime=0)
+
+
 def write_files(place: Path) -> int:
-    "The files that Python finds on a page as a script; returns its bytes."
-    packed = gzip.compress(json.dumps(dict(page_files())).encode(), 9, mtime=0)
+    "Write the files that Python finds on a page as a script; returns its bytes."
+    packed = packed_files()
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(
         f"const PAGE_FILES = {json.dumps(base64.b64encode(packed).decode())}\n", "utf-8"

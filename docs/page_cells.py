@@ -1,8 +1,8 @@
 """Which cells of a lesson run on its page, and the files that Python finds there.
 
 A page has the library of tensors (page_tensors), modules that stand for those which draw or check
-types (page_stand_ins), and of the package what needs nothing else: `objective`, `lesson`, and from a
-few more modules single functions, as they are.
+types (page_stand_ins), and of the package what needs nothing else: `objective`, `lesson`, the doctor
+with the settings that it reads, and from a few more modules single functions, as they are.
 """
 
 import ast
@@ -16,7 +16,7 @@ from lessons import ROOT
 from page_names import Names
 
 LESSONS = (1, 4, 5, 6, 7, 8, 9, 10, 11, 12)  # whose cells are compared with torch
-ON_PAGES = (6, 7, 8, 9, 11, 12)  # whose cells can be run by a reader
+ON_PAGES = (1, 4, 5, 6, 7, 8, 9, 11, 12)  # whose cells can be run by a reader
 CHAOS = "it trains in float32, where the order of adding decides the last digits, and these grow"
 DIFFERENT = {  # (lesson, cell): why it gives other numbers than torch
     (9, "4455d583"): "it shows what is left of a difference of rounding errors",
@@ -32,8 +32,20 @@ PARTS = {  # modules that need more than a page has, and the functions that do n
     "tasks/exact_world.py": ("all_responses", "objective", "optimum", "total_variation"),
     "models/reward_model.py": ("all_pairs_loss", "pairwise_loss"),
     "models/tokens.py": ("pad",),
+    "tasks/playground.py": (
+        "ALGORITHMS",
+        "PlaygroundSettings",
+        "minibatch_loss",
+        "rewards_and_advantages",
+    ),
 }
-WHOLE = ("lesson.py", "core/tensor_checks.py")  # and all of objective/
+WHOLE = (  # and all of objective/ and doctor/
+    "lesson.py",
+    "config.py",
+    "core/checks.py",
+    "core/files.py",
+    "core/tensor_checks.py",
+)
 
 
 class PageCell(NamedTuple):
@@ -118,15 +130,33 @@ def page_cells(number: int) -> list[PageCell]:
 
 
 # --- files ------------------------------------------------------------------------------------
+def defined_name(statement: ast.stmt) -> str | None:
+    "What a statement of a module defines: a function, a class or a constant."
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return statement.name
+    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+        return statement.targets[0].id
+    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        return statement.target.id
+    return None
+
+
+def first_line(statement: ast.stmt) -> int:
+    "The line of a statement, or of its first decorator."
+    decorators = getattr(statement, "decorator_list", [])
+    return min(node.lineno for node in [statement, *decorators])
+
+
 def part_of_module(source: str, wanted: tuple[str, ...]) -> str:
-    "Some functions of a module as they stand there, and the imports that they need."
+    "Some definitions of a module as they stand there, and the imports that they need."
     tree = ast.parse(source)
     lines = source.splitlines()
-    chosen = []
+    chosen = {}
     used = set()
     for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name in wanted:
-            chosen.append("\n".join(lines[statement.lineno - 1 : statement.end_lineno]))
+        name = defined_name(statement)
+        if name in wanted:
+            chosen[name] = "\n".join(lines[first_line(statement) - 1 : statement.end_lineno])
             used |= {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
     imports = []
     for statement in tree.body:
@@ -135,10 +165,10 @@ def part_of_module(source: str, wanted: tuple[str, ...]) -> str:
             if names:
                 statement.names = names
                 imports.append(ast.unparse(statement))
-    missing = set(wanted) - {re.match(r"def (\w+)", text)[1] for text in chosen}
+    missing = set(wanted) - set(chosen)
     if missing:
-        raise SystemExit(f"docs/page_cells.py: PARTS names functions that are gone: {missing}")
-    return "\n".join(imports) + "\n\n\n" + "\n\n\n".join(chosen) + "\n"
+        raise SystemExit(f"docs/page_cells.py: PARTS names what is gone: {missing}")
+    return "\n".join(imports) + "\n\n\n" + "\n\n\n".join(chosen.values()) + "\n"
 
 
 def page_files() -> Iterator[tuple[str, str]]:
@@ -150,13 +180,14 @@ def page_files() -> Iterator[tuple[str, str]]:
             if place == "page_stand_ins":
                 where = where.relative_to(place)
             yield where.as_posix(), path.read_text("utf-8")
-    for name in ("page_names.py", "page_runner.py"):
+    for name in ("page_loss.py", "page_names.py", "page_runner.py", "page_doctor.py"):
         yield name, (ROOT / "docs" / name).read_text("utf-8")
-    for name in ("", "core", "objective", "tasks", "models"):
+    for name in ("", "core", "objective", "tasks", "models", "doctor"):
         yield (Path("instruct_goose") / name / "__init__.py").as_posix(), ""
     for path in [
         *(package / name for name in WHOLE),
         *sorted((package / "objective").glob("*.py")),
+        *sorted((package / "doctor").glob("*.py")),
     ]:
         if path.name != "__init__.py":
             yield f"instruct_goose/{path.relative_to(package).as_posix()}", path.read_text("utf-8")

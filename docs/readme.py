@@ -59,7 +59,8 @@ def as_file(text: str, made_by: str) -> str:
 def render() -> dict[Path, str]:
     "The README with its pictures, and the pages beside it: file -> text."
     index, pages = read_pages()
-    parts, files = [], {}
+    parts = []
+    files = {}
     for cell in index.cells:
         if "hide" in cell.directives:
             continue
@@ -100,7 +101,8 @@ def main():
     parser.add_argument(
         "--check", action="store_true", help="write nothing; fail if something is stale"
     )
-    check, files = parser.parse_args().check, render()
+    check = parser.parse_args().check
+    files = render()
     stale = [
         path for path, text in files.items() if not path.exists() or path.read_text("utf-8") != text
     ]

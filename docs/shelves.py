@@ -11,6 +11,7 @@ from quizzes import QUIZZES, coded
 
 MADE = {
     "playground": "Playground",
+    "paste": "Paste your log",
     "glossary": "Glossary",
     "api": "All names",
     "quiz": "Questions on each part",
@@ -78,7 +79,8 @@ def item(here: str, url: str, title: str, before: str = "") -> str:
 
 def sidebar(here: str) -> str:
     "The shelves, the one that the page stands on open: parts of the course, kinds of guides, packages that unfold."
-    pages, shelf = everything(), shelf_of(here)
+    pages = everything()
+    shelf = shelf_of(here)
     tabs = "".join(
         f'<a href="{up(here, name)}.html"{" class=here" * (name == shelf)}{" aria-current=true" * (name == shelf)}>{title}</a>'
         for name, title in SHELVES.items()
@@ -128,7 +130,8 @@ def marks() -> str:
 
 def shelf_page(shelf: str, pages: list[Page]) -> str:
     "Markdown."
-    groups, minutes = grouped(pages, shelf), sum(p.minutes or 0 for p in pages if p.part == shelf)
+    groups = grouped(pages, shelf)
+    minutes = sum(p.minutes or 0 for p in pages if p.part == shelf)
     said = OPENING[shelf].format(n=len(of_course(pages)), hours=f"{round(minutes / 60)} hours")
     text = [f"# {SHELVES[shelf]}", f"```{{rst-class}} subtitle\n```\n\n{said}\n"]
     if shelf == "learn":

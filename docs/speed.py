@@ -119,7 +119,8 @@ def plot(rows: list[dict]) -> str:
         return ""
     left, width, step = 390, 300, 22
     spans = [[reached(r, x) for x in (r["spread"] or [value(r)] * 2)] for r in rows]
-    low, high = min(min(s) for s in spans), max(1.5, *(max(s) for s in spans))
+    low = min(min(s) for s in spans)
+    high = max(1.5, *(max(s) for s in spans))
     low = min(low, 0.5)
 
     def at(share):
@@ -135,7 +136,8 @@ def plot(rows: list[dict]) -> str:
                 f'<text x="{at(share):.1f}" y="{height - 8}" text-anchor="middle">{share:.0%}</text>'
             )
     for i, (row, span) in enumerate(zip(rows, spans)):
-        y, colour = step * i + 14, BLUE if row["met"] else ORANGE
+        y = step * i + 14
+        colour = BLUE if row["met"] else ORANGE
         made.append(
             f'<text x="{left - 12}" y="{y + 4}" text-anchor="end">{html.escape(row["name"])}</text>'
         )

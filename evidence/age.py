@@ -22,6 +22,8 @@ MEASURES = {
     "exact_world": "tasks.exact_world",
     "gallery": "tasks.gallery",
     "doctor_unseen": "tasks.gallery",
+    "doctor_bugs": "tasks.gallery",
+    "doctor_healthy": "tasks.probes",
     "probes": "tasks.probes",
     "resume": "cli.main",
     "fuzz": "data.load",
@@ -29,6 +31,7 @@ MEASURES = {
     "details": "tasks.exact_world",
     "distillation": "models.teacher",
     "asynchrony": "training.asynchronous",
+    "playground_edits": "tasks.playground",
     "trackers": "runs.trackers",
     "recipes": "recipes.smollm",
     "smollm_reviews": "recipes.smollm",
@@ -124,7 +127,8 @@ def imports(module: str, source: str) -> set[str]:
 
 def reached(start: str, read: Callable[[str], str | None]) -> dict[str, str]:
     "Module → its source, for `start` and all that it imports. `read` gives a file's text, None where there is none."
-    found, todo = {}, [start]
+    found = {}
+    todo = [start]
     while todo:
         module = todo.pop()
         if module in found:

@@ -7,7 +7,8 @@ import torch
 
 from instruct_goose.tasks.exact_world import converge, exact_config, make_world
 
-SEEDS, BETA = (0, 1, 2), 1.0
+SEEDS = (0, 1, 2)
+BETA = 1.0
 SIZES = dict(steps=40, batch_size=96, lr_schedule="linear", lr=2e-3)
 CHANGES: dict[str, dict] = {  # what is changed of the preset "ppo"
     "as it is": {},
@@ -30,7 +31,8 @@ CHANGES: dict[str, dict] = {  # what is changed of the preset "ppo"
 
 def one(change: dict, seed: int) -> dict:
     "Total variation to the optimum at the end, mean of the last five iterations; KL and reward of the last."
-    settings, eps = {k: v for k, v in change.items() if k != "eps"}, change.get("eps", 1e-8)
+    settings = {k: v for k, v in change.items() if k != "eps"}
+    eps = change.get("eps", 1e-8)
     usual = torch.optim.AdamW.__init__
 
     def init(self, *args, **kw):

@@ -34,7 +34,8 @@ def weights(model) -> int:
 def distil(seed: int = 0, student=STUDENT, settings=SETTINGS, **teacher) -> dict:
     "Figures of the teacher, of the student before, after its own texts were rated, and after it read the teacher's."
     config = QuickstartConfig(seed=seed, progress=False, **teacher)
-    data, tokenizer = make_data(config), make_tokenizer(config)
+    data = make_data(config)
+    tokenizer = make_tokenizer(config)
     lm, _ = train_sft(config, data, tokenizer)
     judge, _ = make_reward_model(config, data, lm)
     improving = make_trainer(config, lm, tokenizer)

@@ -1,19 +1,18 @@
-"""Twenty-four more bugs, shown to the doctor and to the probes: `python evidence/doctor_bugs.py`.
+"""Twenty-four more bugs, shown to the doctor and to the probes: `python evidence/run.py doctor_bugs`.
 
 The rules were fixed first. With each bug stands which findings would name it, and which would be
 true consequences of it; any other finding is a false name. The bugs are of other kinds than those
-of `doctor_unseen.py` and of the failure gallery. `--only` adds single bugs to the record.
+of `doctor_unseen.py` and of the failure gallery. `python evidence/doctor_bugs.py --only NAME` shows
+single bugs.
 """
 
 import argparse
 import copy
 import dataclasses
-import json
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +28,6 @@ from instruct_goose.tasks.gallery import World, gallery_config, replaced, withou
 from instruct_goose.tasks.probes import run_probes
 from instruct_goose.training.trainer import RLHFTrainer
 
-HERE = Path(__file__).parent
 GROUPS = {"advantage": "group_mean_std", "group_size": 4}
 
 
@@ -385,10 +383,10 @@ def doctor_says(bug: Bug, world: World, seed: int) -> list[str]:
     return [f.name for f in diagnose(metrics, dataclasses.asdict(settings), kept.record)]
 
 
-def probes_say(bug: Bug, settings: dict) -> list[str]:
-    "The probes that fail with this bug in the run's own settings, or end in an error."
+def probes_say(bug: Bug, settings: dict) -> list[str] | None:
+    "The probes that fail with this bug in the run's own settings; None: the bug is not in the trainer."
     if bug.trainer is RLHFTrainer:
-        return []
+        return None
     with bug.patch(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [r.name for r in run_probes(bug.trainer, own=settings) if r.passed is False]
@@ -403,18 +401,11 @@ def verdict(bug: Bug, found: list[str]) -> str:
     return "seen" if found else "missed"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", choices=list(BUGS), help="these bugs")
-    parser.add_argument("--no-probes", action="store_true")
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
-    parser.add_argument("--out", type=Path, default=HERE / "doctor_bugs.json")
-    arguments = parser.parse_args()
+def record(only: list[str] | None = None, seeds: tuple[int, ...] = (0,)) -> dict:
+    "What doctor and probes say of each bug."
     rows = {}
-    if arguments.out.exists():
-        rows = json.loads(arguments.out.read_text("utf-8"))["bugs"]
-    worlds = {seed: gallery_world(seed) for seed in arguments.seeds}
-    for name in arguments.only or BUGS:
+    worlds = {seed: gallery_world(seed) for seed in seeds}
+    for name in only or BUGS:
         bug = BUGS[name]
         found = [doctor_says(bug, world, seed) for seed, world in worlds.items()]
         own = dataclasses.asdict(gallery_config(**bug.settings))
@@ -422,17 +413,22 @@ def main() -> None:
             "wrong": bug.wrong,
             "names": bug.names,
             "consequences": bug.consequences,
+            "unforeseen": bug.unforeseen,
             "found": found,
             "verdicts": [verdict(bug, some) for some in found],
-            "probes": rows.get(name, {}).get("probes"),
+            "probes": probes_say(bug, own),
         }
-        if not arguments.no_probes:
-            rows[name]["probes"] = probes_say(bug, own)
         print(name, rows[name]["verdicts"], found, rows[name]["probes"], flush=True)
-    ordered = {name: rows[name] for name in BUGS if name in rows}
-    text = json.dumps({"bugs": ordered}, indent=1, ensure_ascii=False)
-    arguments.out.write_text(text + "\n", "utf-8")
-    print(Counter(row["verdicts"][0] for row in ordered.values()))
+    return {"bugs": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", choices=list(BUGS), help="these bugs")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0])
+    arguments = parser.parse_args()
+    rows = record(arguments.only, tuple(arguments.seeds))["bugs"]
+    print(Counter(row["verdicts"][0] for row in rows.values()))
 
 
 if __name__ == "__main__":

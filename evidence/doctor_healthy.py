@@ -1,7 +1,7 @@
-"""Five hundred healthy runs shown to the doctor: `python evidence/doctor_healthy.py --runs 0 100`.
+"""Five hundred healthy runs shown to the doctor: `python evidence/run.py doctor_healthy`.
 
 Each run draws its settings, its reward, its prompts, its start and its course from its number. A
-run trains in about a second. The record keeps every finding with its evidence, and whether the
+run trains in about a second; `python evidence/doctor_healthy.py --runs 0 100` shows some. The record keeps every finding with its evidence, and whether the
 finding is true by `TRUTH`, which looks at the run itself and not at its log.
 """
 
@@ -30,8 +30,6 @@ from instruct_goose.models.agent import Agent
 from instruct_goose.tasks.probes import tiny_world
 from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.trainer import RLHFTrainer
-
-HERE = Path(__file__).parent
 
 # --- what a run is made of ------------------------------------------------------------------------
 SETTINGS = CHOICES | dict(
@@ -326,31 +324,24 @@ def findings_on(number: int) -> dict:
     return row
 
 
-def write(path: Path, rows: dict[int, dict]) -> None:
-    "Write the record, a run in a line, in the order of their numbers."
-    lines = ",\n  ".join(json.dumps(rows[number], ensure_ascii=False) for number in sorted(rows))
-    path.write_text('{\n "runs": [\n  ' + lines + "\n ]\n}\n", "utf-8")
+def record(first: int = 0, beyond: int = 500) -> dict:
+    "What the doctor finds in each run of these numbers."
+    rows = []
+    for number in range(first, beyond):
+        rows.append(findings_on(number))
+        if number % 50 == 49:
+            print(f"{number + 1} runs", flush=True)
+    return {"runs": rows}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, nargs=2, default=(0, 500), help="first, and one beyond")
-    parser.add_argument("--out", type=Path, default=HERE / "doctor_healthy.json")
-    arguments = parser.parse_args()
-    rows = {}
-    if arguments.out.exists():
-        rows = {row["run"]: row for row in json.loads(arguments.out.read_text("utf-8"))["runs"]}
-    for number in range(*arguments.runs):
-        rows[number] = findings_on(number)
-        if number % 20 == 19 or number == arguments.runs[1] - 1:
-            write(arguments.out, rows)
-    ordered = [rows[number] for number in sorted(rows)]
-    counts = Counter(
-        (f["severity"], f["name"], f["true"]) for row in ordered for f in row["findings"]
-    )
+    rows = record(*parser.parse_args().runs)["runs"]
+    counts = Counter((f["severity"], f["name"], f["true"]) for row in rows for f in row["findings"])
     for (severity, name, true), n in sorted(counts.items(), key=str):
         print(f"{n:4}  {severity:8} {name}  true: {true}")
-    print(len(ordered), "runs,", sum("refused" in row for row in ordered), "refused")
+    print(len(rows), "runs,", sum("refused" in row for row in rows), "refused")
 
 
 if __name__ == "__main__":

@@ -145,7 +145,8 @@ def a_run(
     with warnings.catch_warnings(), torch_threads(1):
         warnings.simplefilter("ignore")
         model, tokenizer = tiny_world(seed=settings.get("seed", 0))
-        config, kept = RLHFConfig(**settings), KeepTokens()
+        config = RLHFConfig(**settings)
+        kept = KeepTokens()
         made = trainer(model, None, config, tokenizer=tokenizer, callbacks=[kept])
         return (
             made.train(list(prompts), reward, progress=False),

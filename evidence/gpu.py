@@ -202,7 +202,10 @@ class Meter:
     counted above `base`, what others hold."""
 
     def __init__(self, card: Card, base: int = 0):
-        self.card, self.base, self.seconds, self.bytes = card, base, {}, {}
+        self.card = card
+        self.base = base
+        self.seconds = {}
+        self.bytes = {}
 
     def __call__(self, phase: str, f, *args):
         import torch
@@ -210,7 +213,8 @@ class Meter:
         self.card.wait()
         if self.card.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        start, out = time.perf_counter(), f(*args)
+        start = time.perf_counter()
+        out = f(*args)
         self.card.wait()
         self.seconds.setdefault(phase, []).append(time.perf_counter() - start)
         if self.card.device == "cuda":
@@ -433,7 +437,8 @@ def graph_of(config, way: str, card: Card) -> dict:
             )
 
     on_cpu = written("cpu") if way in ("float32", "LoRA") else None
-    plain, sampling.start_decoding = sampling.start_decoding, begin
+    plain = sampling.start_decoding
+    sampling.start_decoding = begin
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -523,7 +528,9 @@ def watched(trainer, batch: dict, card: Card) -> dict:
     ten kernels that took longest."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    cuda, found, plain = card.device == "cuda", {}, trainer.update
+    cuda = card.device == "cuda"
+    found = {}
+    plain = trainer.update
 
     def step(*args, **kwargs):
         with record_function("an optimizer step"):
@@ -537,7 +544,8 @@ def watched(trainer, batch: dict, card: Card) -> dict:
             warnings.simplefilter("always")
             out = f(*args)
             card.wait()
-        calls, seconds = {"CPU": Counter(), "CUDA": Counter()}, Counter()
+        calls = {"CPU": Counter(), "CUDA": Counter()}
+        seconds = Counter()
         events = seen.profiler.kineto_results.events()  # key_averages() takes twenty times as long
         steps = [
             (e.start_ns(), e.end_ns())
@@ -552,7 +560,8 @@ def watched(trainer, batch: dict, card: Card) -> dict:
             and any(a <= e.start_ns() <= b for a, b in steps)
         )
         for e in events:
-            kind, name = e.device_type().name, e.name()
+            kind = e.device_type().name
+            name = e.name()
             if e.is_user_annotation() or kind not in calls:
                 continue
             calls[kind][name] += 1
@@ -591,7 +600,10 @@ def speed(config, card: Card) -> dict:
     "All precisions in turns, after two iterations that warm up; the second gives the memory."
     import torch
 
-    sizes, trainers, meters, found = card.sizes, {}, {}, {}
+    sizes = card.sizes
+    trainers = {}
+    meters = {}
+    found = {}
 
     def run(way: str, seed: int, meter):
         torch.set_float32_matmul_precision(WAYS[way].matmul)
@@ -688,18 +700,18 @@ def writers(config, card: Card, dtype: str) -> dict:
     interleaved repeats after one that warms up. No response ends early."""
     from instruct_goose.models.sampling import sample
 
-    sizes, model = card.sizes, made(config, card.device, dtype).eval()
-    n, batch = (
-        sizes["max_new_tokens"],
-        {k: x.to(card.device) for k, x in prompts(config.vocab_size, sizes).items()},
-    )
+    sizes = card.sizes
+    model = made(config, card.device, dtype).eval()
+    n = sizes["max_new_tokens"]
+    batch = {k: x.to(card.device) for k, x in prompts(config.vocab_size, sizes).items()}
     ids, mask = batch["query_ids"], batch["query_mask"]
     ways = {
         "sample": lambda: sample(model, ids, mask, n, None, 0),
         "generate": lambda: generated(model, ids, mask, n),
         "generate, static": lambda: generated(model, ids, mask, n, "static"),
     }
-    meter, failed = Meter(card), {}
+    meter = Meter(card)
+    failed = {}
     for _ in range(1 + sizes["repeats"]):
         for name in [name for name in ways if name not in failed]:
             try:
@@ -722,11 +734,9 @@ class ByHand:
 
         import torch
 
-        self.model, self.c, self.reference = (
-            model.eval(),
-            c,
-            copy.deepcopy(model).requires_grad_(False),
-        )
+        self.model = model.eval()
+        self.c = c
+        self.reference = copy.deepcopy(model).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=c.lr, weight_decay=0.0, fused=True
         )
@@ -734,7 +744,8 @@ class ByHand:
     def logprobs(self, model, text, there):
         import torch
 
-        n, positions = self.c.max_new_tokens, (there.long().cumsum(-1) - 1).clamp(min=0)
+        n = self.c.max_new_tokens
+        positions = (there.long().cumsum(-1) - 1).clamp(min=0)
         logits = model(
             input_ids=text, attention_mask=there.long(), position_ids=positions, use_cache=False
         ).logits[:, -n - 1 : -1]
@@ -771,7 +782,8 @@ class ByHand:
             for some in rows.split(c.micro_batch_size):
                 with precision():
                     now = self.logprobs(self.model, text[some], there[some])
-                ratio, away = (now - old[some]).exp(), ref[some] - now
+                ratio = (now - old[some]).exp()
+                away = ref[some] - now
                 gain = torch.minimum(
                     ratio * advantages[some], ratio.clamp(1 - c.clip, 1 + c.clip) * advantages[some]
                 )
@@ -786,7 +798,8 @@ def loop_by_hand(config, card: Card, way: str) -> dict:
     "Seconds of an iteration of GRPO, by the trainer and by hand, in turns."
     import torch
 
-    sizes, (weights, _, settings, _) = card.sizes, WAYS[way]
+    sizes = card.sizes
+    (weights, _, settings, _) = WAYS[way]
     trainer = new_trainer(made(config, card.device, weights), card, sizes, "grpo", **settings)
     hand = ByHand(made(config, card.device, weights), trainer.config)
 
@@ -809,7 +822,8 @@ def trl_iteration(config, card: Card) -> dict:
 
     from instruct_goose.models.tokens import word_tokenizer
 
-    sizes, marks = card.sizes, []
+    sizes = card.sizes
+    marks = []
     tokenizer = word_tokenizer([f"w{i}" for i in range(4, config.vocab_size)], 2048, add_bos=False)
     tokenizer.padding_side = "left"
     c = new_trainer(made(config, card.device), card, sizes, "grpo").config
@@ -878,7 +892,8 @@ def judged(agent, tokens: tuple, old, advantages, returns) -> tuple:
     from instruct_goose.objective.ppo import ppo_loss
 
     agent.zero_grad(set_to_none=True)
-    now, mask = agent.evaluate(*tokens, with_entropy=False), tokens[3]
+    now = agent.evaluate(*tokens, with_entropy=False)
+    mask = tokens[3]
     loss, _ = ppo_loss(
         now.logprobs, old, advantages, mask, values=now.values, returns=returns, value_clip=None
     )
@@ -946,22 +961,16 @@ def agreement(config, card: Card) -> dict:
     for name, x in weights.items():
         exact.state_dict()[name].copy_(x.to(torch.bfloat16))  # numbers that all three types hold
     weights = {name: x.clone() for name, x in exact.state_dict().items()}
-    vocab, (B, T) = (
-        exact.model.get_input_embeddings().num_embeddings,
-        (4, sizes["max_new_tokens"] // 2),
-    )
+    vocab = exact.model.get_input_embeddings().num_embeddings
+    (B, T) = (4, sizes["max_new_tokens"] // 2)
     batch = prompts(vocab, sizes | {"batch_size": B})
-    response, mask = (
-        torch.randint(1, vocab, (B, T), generator=dice),
-        torch.ones(B, T, dtype=torch.bool),
-    )
+    response = torch.randint(1, vocab, (B, T), generator=dice)
+    mask = torch.ones(B, T, dtype=torch.bool)
     mask[1, T // 2 :] = False
     tokens = batch["query_ids"], batch["query_mask"], response, mask
     with torch.no_grad():
-        start, logits = (
-            exact.evaluate(*tokens, with_entropy=False),
-            exact(response, mask).logits[mask],
-        )
+        start = exact.evaluate(*tokens, with_entropy=False)
+        logits = exact(response, mask).logits[mask]
         old = start.logprobs + 0.1 * (
             torch.rand(B, T, generator=dice, dtype=torch.float64) - 0.5
         )  # ratios inside the clip's range
@@ -1024,7 +1033,10 @@ def resumed(config, card: Card) -> dict:
         return new_trainer(made(config, card.device), card, card.sizes, lr=1e-4, steps=4)
 
     torch.use_deterministic_algorithms(True, warn_only=True)
-    whole, again, first, second = go(new(), 0, 4), go(new(), 0, 4), go(new(), 0, 2), new()
+    whole = go(new(), 0, 4)
+    again = go(new(), 0, 4)
+    first = go(new(), 0, 2)
+    second = new()
     with tempfile.TemporaryDirectory() as folder:
         written = save_checkpoint(folder, *flatten(first.state_dict()))
         second.load_state_dict(unflatten(*load_checkpoint(written)))
@@ -1110,7 +1122,8 @@ def large(
         r = iterate(trainer, next_batch(trainer, sizes, seed), meter := Meter(card, base))
     seen = {} if compiled else watched(trainer, next_batch(trainer, sizes, 2), card)
     seconds = {phase: xs[-1] for phase, xs in meter.seconds.items()}
-    n, read = trainer.agent.model.num_parameters(), int(r.query_mask.sum() + r.mask.sum())
+    n = trainer.agent.model.num_parameters()
+    read = int(r.query_mask.sum() + r.mask.sum())
     flops = {"update": (4 if lora_rank else 6) * n * read}
     flops["recomputed"] = 2 * n * read if plan.checkpointing else 0
     peak = card.bounds and card.bounds.bfloat16
@@ -1189,7 +1202,8 @@ class Unit(NamedTuple):
 
 def units(card: Card) -> list[Unit]:
     "All there is to measure, the most important first."
-    small, big = configs(card.rehearse), large_configs(card.rehearse)
+    small = configs(card.rehearse)
+    big = large_configs(card.rehearse)
     llama, gpt2 = "Llama, 135M", "GPT-2, 124M"
     half = "autocast to bfloat16"
 
@@ -1250,9 +1264,11 @@ def measure(
     "Work through the units and write the record after each. The errors that are neither the card's nor a package's."
     import torch
 
-    start, errors = time.perf_counter(), []
+    start = time.perf_counter()
+    errors = []
     for part, name, guess, work in units(card):
-        where, spent = f"{part}: {name}", time.perf_counter() - start
+        where = f"{part}: {name}"
+        spent = time.perf_counter() - start
         if name in figures.get(part, {}) or part not in parts or only not in name:
             continue
         if spent + guess * (not card.rehearse) > 60 * minutes:

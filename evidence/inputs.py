@@ -129,7 +129,8 @@ def fault_of_files(argv: list[str], end: str, text: str, here: Path, before: dic
 
 def tried(cases: list[Case], world: Path, show: bool) -> tuple[dict, list]:
     "Counts, and the faults."
-    counts, faults = Counter(), []
+    counts = Counter()
+    faults = []
     for case in cases:
         with tempfile.TemporaryDirectory() as folder:
             here = Path(folder) / "here"
@@ -169,7 +170,8 @@ def record(kinds=None, seed: int = 0, show: bool = False) -> dict:
     import instruct_goose.doctor.report
     import instruct_goose.recipes.own_model  # noqa: F401
 
-    rows, faults = {}, []
+    rows = {}
+    faults = []
     with tempfile.TemporaryDirectory() as folder:
         world = make_world(Path(folder))
         for kind, cases in damage.KINDS.items():

@@ -183,7 +183,8 @@ def sites(node):
 
 def mutants(path: Path) -> list[Mutant]:
     source = path.read_bytes()
-    starts, made = [0], {}
+    starts = [0]
+    made = {}
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     for node in sites(ast.parse(source)):
@@ -208,7 +209,8 @@ def mutants(path: Path) -> list[Mutant]:
 
 def tests_of(module: str) -> list[list[str]]:
     "The runs of tests that may notice, the nearest first."
-    room, name = Path(module).parts[1], Path(module).stem
+    room = Path(module).parts[1]
+    name = Path(module).stem
     own = f"tests/{room}/test_{name}.py"
     return [
         *([[own]] if (root / own).exists() else []),
@@ -241,7 +243,8 @@ def fails(tests: list[str], folder: Path) -> bool:
 def notebook_fails(m: Mutant, source: str, folder: Path) -> bool:
     "The notebook that exports the module checks its own cells: the changed one stands in it while it runs."
     place = (folder / m.module).parent / re.search(r"File to edit: (\S+\.ipynb)", source)[1]
-    before, marks = place.read_text("utf-8"), list(re.finditer(r"^# %% \S+ #(\w+)\n", source, re.M))
+    before = place.read_text("utf-8")
+    marks = list(re.finditer(r"^# %% \S+ #(\w+)\n", source, re.M))
     mark = [x for x in marks if source.count("\n", 0, x.start()) < m.line][-1]
     end = next((x.start() for x in marks if x.start() > mark.start()), len(source))
     cells = json.loads(before)
@@ -264,7 +267,8 @@ def notebook_fails(m: Mutant, source: str, folder: Path) -> bool:
 
 def noticed(m: Mutant, folder: Path) -> str | None:
     "What fails with the mutant in a copy of the repository: a run of tests, or the module's notebook; None if nothing does."
-    path, source = folder / m.module, (root / m.module).read_bytes()
+    path = folder / m.module
+    source = (root / m.module).read_bytes()
     changed = (
         source[: m.start]
         + (m.after if m.operator == "statement" else f"({m.after})").encode()

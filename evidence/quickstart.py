@@ -63,7 +63,8 @@ def improved(config: QuickstartConfig, data, tokenizer, lm, reward_model, sample
         prompts = data.held_out_prompts[:n]
         return lesson.evaluate(config, model, lm, tokenizer, reward_model, prompts)
 
-    trainer, path = lesson.make_trainer(config, lm, tokenizer), []
+    trainer = lesson.make_trainer(config, lm, tokenizer)
+    path = []
 
     def watch(m):
         if m["iteration"] % EVERY == EVERY - 1:
@@ -78,9 +79,11 @@ def improved(config: QuickstartConfig, data, tokenizer, lm, reward_model, sample
 
 def measured(seed: int, draw: int, samples: int = 12) -> dict:
     "One run by the lesson's own functions. Baselines and samples of draw 0 alone."
-    clock, samples = Clock(), 0 if draw else samples
+    clock = Clock()
+    samples = 0 if draw else samples
     config = QuickstartConfig(seed=seed, progress=False)
-    data, tokenizer = lesson.make_data(config), lesson.make_tokenizer(config)
+    data = lesson.make_data(config)
+    tokenizer = lesson.make_tokenizer(config)
     make_lm = lesson.make_lm
     lesson.make_lm = lambda *args: jittered(make_lm(*args), draw)
     try:

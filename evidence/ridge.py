@@ -32,9 +32,13 @@ def ridge_shares(
             where.T.long(), values, (len(bags), len(column)), check_invariants=True
         )
 
-    X, y = matrix(train), n.new_tensor([r.mean for r in train])
+    X = matrix(train)
+    y = n.new_tensor([r.mean for r in train])
     b = X.T @ (y - y.mean())
-    w, r, p, rr = torch.zeros_like(b), b, b, b @ b
+    w = torch.zeros_like(b)
+    r = b
+    p = b
+    rr = b @ b
     while rr > 1e-16 * (b @ b):
         Ap = X.T @ (X @ p) + penalty * p
         step = rr / (p @ Ap)

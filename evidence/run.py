@@ -102,7 +102,8 @@ def control(env_id: str) -> dict:
         print(f"\n\033[1m── {env_id}, seed {seed}\033[0m", flush=True)
         clock = Clock()
         log, policy = train_control(env_id, seed=seed)
-        seconds, returns = clock.read(), [x for m in log for x in m["returns"]]
+        seconds = clock.read()
+        returns = [x for m in log for x in m["returns"]]
         after = {
             how: evaluate(policy, env_id, 100, seed, greedy=how == "greedy")
             for how in ("greedy", "sampled")
@@ -221,7 +222,10 @@ def exact_run(job: dict) -> dict:
 
     torch.set_num_threads(1)
     job = {"kind": "absolute", "side": "left", "seed": 0, "settings": {}} | job
-    name, beta, settings, world = job["name"], job["beta"], job["settings"], make_world(job["kind"])
+    name = job["name"]
+    beta = job["beta"]
+    settings = job["settings"]
+    world = make_world(job["kind"])
     with torch.no_grad():
         ref = enumerate_logprobs(world.reference, world).sum(-1).double()
     if name == "dpo":
@@ -268,7 +272,9 @@ def exact_world(processes: int = 3) -> dict:
     from instruct_goose.objective.group import PRESETS
     from instruct_goose.tasks.exact_world import exact_config
 
-    three, seeds, in_loss = ("ppo", "rloo", "dr_grpo"), (0, 1, 2), {"kl_placement": "loss"}
+    three = ("ppo", "rloo", "dr_grpo")
+    seeds = (0, 1, 2)
+    in_loss = {"kl_placement": "loss"}
     jobs = [
         {
             "part": "convergence",
@@ -478,11 +484,11 @@ def resume() -> dict:
         return child.exitcode == -9, load_checkpoint(found[-1])[1]["place"] if found else None
 
     start(here / "whole").join()
-    whole, longest = (
-        said(here / "whole"),
-        json.loads((here / "whole/summary.json").read_text("utf-8"))["wall_seconds"],
-    )
-    dice, rows, seconds = random.Random(0), [], longest
+    whole = said(here / "whole")
+    longest = json.loads((here / "whole/summary.json").read_text("utf-8"))["wall_seconds"]
+    dice = random.Random(0)
+    rows = []
+    seconds = longest
     while len(rows) < 20:
         moment, out = (
             (len(rows) + dice.random()) * longest / 20,
@@ -592,7 +598,8 @@ def reviews(data: Path, seeds) -> None:
 
     from instruct_goose.recipes.ratings import read_rated, split_reviews
 
-    path, made_by = root / "evidence/reviews.json", origin("instruct-goose reviews --data DIR")
+    path = root / "evidence/reviews.json"
+    made_by = origin("instruct-goose reviews --data DIR")
     ridge = ridge_shares(*split_reviews(read_rated(data)[0]))
     for seed in seeds:
         one = run("reviews", "--data", str(data), "--seed", str(seed), "--no-progress")
@@ -611,12 +618,15 @@ RUNS = {  # what can be measured, and how long it takes
     "probes": "seven CPU-minutes",
     "gallery": "the failure gallery; six CPU-minutes",
     "doctor_unseen": "twenty bugs written after the rules, and 200 random healthy runs; ten CPU-minutes",
+    "doctor_bugs": "twenty-four more bugs, doctor and probes; twenty CPU-minutes",
+    "doctor_healthy": "five hundred healthy runs; fifteen CPU-minutes",
     "fuzz": "broken input; five CPU-minutes",
     "inputs": "wrong input of five kinds; ten CPU-minutes",
     "models": "sixty small models through every stage; a CPU-minute",
     "details": "the details of PPO switched off one by one; five CPU-minutes",
     "distillation": "a small student of the quickstart's policy; six CPU-minutes",
     "asynchrony": "samples that are some updates old, and the time that they save; three CPU-minutes",
+    "playground_edits": "five losses in the playground, in Node; half an hour on one core",
     "trackers": "TensorBoard, Weights & Biases and trackio in an environment of their own; downloads",
     "reports": "the two runs whose reports are on the site; ten CPU-minutes",
     "reviews": "the pipeline on rated sentences; twenty CPU-minutes",
@@ -634,7 +644,16 @@ def measured(name: str, args: argparse.Namespace) -> dict:
         return globals()[name](args.processes)
     if name == "distillation":
         return importlib.import_module(name).record(three)
-    if name in ("asynchrony", "doctor_unseen", "inputs", "models"):
+    if name == "playground_edits":
+        return importlib.import_module(name).record(args.seeds or range(5))
+    if name in (
+        "asynchrony",
+        "doctor_unseen",
+        "doctor_bugs",
+        "doctor_healthy",
+        "inputs",
+        "models",
+    ):
         return importlib.import_module(name).record()
     if name == "details":
         return importlib.import_module(name).details()
@@ -658,7 +677,7 @@ def main():
         "--seeds",
         type=int,
         nargs="+",
-        help="of quickstart (0 to 9), reviews, distillation and family (0 to 2)",
+        help="of quickstart (0 to 9), playground_edits (0 to 4), reviews, distillation and family (0 to 2)",
     )
     parser.add_argument("--processes", type=int, default=3, help="of exact_world and probes")
     parser.add_argument(

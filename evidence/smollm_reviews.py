@@ -20,7 +20,8 @@ from instruct_goose.core.files import write_json
 from instruct_goose.recipes.ratings import read_rated, split_reviews, two_halves
 
 root = Path(__file__).parents[1]
-BETAS, SWEEP_STEPS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4), 40
+BETAS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+SWEEP_STEPS = 40
 CURVES = {
     "reward_mean/proxy": "proxy",
     "reward_mean/other_half": "other_half",

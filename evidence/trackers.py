@@ -30,7 +30,8 @@ def run_trackers() -> dict:
     with tempfile.TemporaryDirectory() as folder:
         env = Path(folder) / "env"
         venv.create(env, with_pip=False)
-        python, site = env / "bin/python", next((env / "lib").glob("python*/site-packages"))
+        python = env / "bin/python"
+        site = next((env / "lib").glob("python*/site-packages"))
         subprocess.run(
             [
                 sys.executable,

@@ -140,7 +140,7 @@ def setting_conflicts(config: "RLHFConfig") -> Iterator[Conflict]:
     yield from _group_conflicts(config)
     yield from _kl_conflicts(config)
 
-
+# %% ../nbs/reference/config.ipynb #a3c74cfe
 def _size_conflicts(config: "RLHFConfig") -> Iterator[Conflict]:
     "Batches and groups, lengths and numbers of iterations."
     needs_group = config.needs == "group"
@@ -171,7 +171,7 @@ def _size_conflicts(config: "RLHFConfig") -> Iterator[Conflict]:
             "best",
         )
 
-
+# %% ../nbs/reference/config.ipynb #f5e2923a
 def _objective_conflicts(config: "RLHFConfig") -> Iterator[Conflict]:
     "The surrogate's own settings, and the bounds of the importance weights."
     surrogate = SURROGATES[config.surrogate]
@@ -206,7 +206,7 @@ def _reward_conflicts(config: "RLHFConfig") -> Iterator[Conflict]:
             "'batch' or None with reward_weighting='scaled': scaled already",
         )
 
-
+# %% ../nbs/reference/config.ipynb #5c1c7f93
 def _group_conflicts(config: "RLHFConfig") -> Iterator[Conflict]:
     "Groups of equal scores are resampled or dropped only where a group is compared."
     if config.needs != "group":

@@ -295,7 +295,7 @@ class _Watch:
             return []
         return [f"it stopped in line {frames[-1].lineno}: {frames[-1].line}"]
 
-
+# %% ../nbs/guides/exercises.ipynb #6471fa7c
 def _parameters(exercise: Exercise) -> list[str]:
     'The names of the parameters of the function to write, as "x = ".'
     for node in ast.walk(ast.parse(exercise.begin)):

@@ -174,7 +174,7 @@ def small_svg(svg: str) -> str:
     svg = re.sub(r'="[^"]*"', lambda x: re.sub(r"(\.\d\d)\d+", r"\1", x[0]), svg)  # not in texts
     return re.sub(r"\s*\n\s*", " ", svg)
 
-
+# %% ../nbs/notation.ipynb #a0de450d
 def figure_style():
     "Draw figures as SVG, without boxes, in the lessons' colours. Once per notebook."
     import matplotlib.pyplot as plt
@@ -263,7 +263,7 @@ def _plain(values: Sequence) -> list:
         short.append(x)
     return short
 
-
+# %% ../nbs/notation.ipynb #636b7dd7
 def drag(
     fig: Any,  # a plotly figure
     name: str,  # before the number, as in "β = "

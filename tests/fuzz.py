@@ -208,10 +208,8 @@ def written(r: random.Random, suffix: str) -> bytes:
         return json.dumps(x, default=str, ensure_ascii=r.random() < 0.5, **kw)
 
     if suffix in (".csv", ".tsv"):
-        out, names = (
-            io.StringIO(newline=""),
-            ["prompt", "chosen", "rejected", "text"][: r.randint(1, 4)],
-        )
+        out = io.StringIO(newline="")
+        names = ["prompt", "chosen", "rejected", "text"][: r.randint(1, 4)]
         writer = csv.writer(
             out,
             delimiter="," if suffix == ".csv" else "\t",
@@ -307,11 +305,10 @@ def same_as_second(path: Path) -> None:
 
 def loaders(r: random.Random, tools: dict) -> tuple[str, str]:
     "One input for load_prompts or load_pairs."
-    folder, pairs = tools["folder"], r.random() < 0.5
-    load, kind = (
-        (data.load_pairs if pairs else data.load_prompts),
-        r.choice(["bytes", "file", "file", "file", "file", "file", "rows", "rows"]),
-    )
+    folder = tools["folder"]
+    pairs = r.random() < 0.5
+    load = data.load_pairs if pairs else data.load_prompts
+    kind = r.choice(["bytes", "file", "file", "file", "file", "file", "rows", "rows"])
     options = {
         "tokenizer": tools["tokenizer"] if r.random() < 0.8 else None,
         "on_error": r.choice(["raise", "skip"]),
@@ -379,7 +376,8 @@ def kinds() -> list[type]:
     for module in pkgutil.walk_packages(instruct_goose.__path__, "instruct_goose."):
         if module.name != "instruct_goose.compat.losses":
             importlib.import_module(module.name)
-    found, new = set(), {Settings}
+    found = set()
+    new = {Settings}
     while new:
         found, new = found | new, {below for kind in new for below in kind.__subclasses__()} - found
     return sorted(
@@ -499,7 +497,8 @@ def config(r: random.Random, tools: dict) -> tuple[str, str]:
             assert getattr(made, k) is v or getattr(made, k) == Path(v), k
         hints = get_type_hints(kind)
         for f in fields(made):
-            v, hint = getattr(made, f.name), hints[f.name]
+            v = getattr(made, f.name)
+            hint = hints[f.name]
             for x in v if isinstance(v, (tuple, list)) else [v]:
                 assert not isinstance(x, float) or math.isfinite(x), f.name
             assert v is None or isinstance(v, bool) == (hint is bool), (
@@ -531,7 +530,8 @@ def one(seed: int, i: int, tools: dict) -> tuple[str, str]:
 
 def fuzz(n: int, seed: int = 0, first: int = 0) -> dict:
     "n inputs: counts by target and outcome, and the failures with the number that repeats them."
-    counts, failures = {}, []
+    counts = {}
+    failures = []
     with tempfile.TemporaryDirectory() as folder:
         tools = {"folder": Path(folder), "tokenizer": tokenizer()}
         for i in range(first, first + n):

@@ -77,11 +77,14 @@ def run(path: Path, save: bool) -> dict:
     if loaded := shared_modules():
         error = f"{', '.join(loaded)} was imported before: a notebook has to run alone"
         return {"name": title(path), "seconds": 0.0, "fell": {"error": error}}
-    cfg, pretty, fell = get_config(), CaptureShell.prettytb, {}
+    cfg = get_config()
+    pretty = CaptureShell.prettytb
+    fell = {}
 
     def caught(shell, *args, **kwargs):
         "nbdev asks for this text when a cell has failed, and drops the rest."
-        cell, error = shell._cell_idx - 1, shell.exc
+        cell = shell._cell_idx - 1
+        error = shell.exc
         lines = [
             f.line
             for f in traceback.extract_tb(error.__traceback__)
@@ -139,7 +142,8 @@ def main():
     parser.add_argument("--json", type=Path)
     parser.add_argument("--save", action="store_true", help="store the outputs in the notebooks")
     args = parser.parse_args()
-    paths, results = [p for p in find(args.names) if title(p) not in args.without], []
+    paths = [p for p in find(args.names) if title(p) not in args.without]
+    results = []
     for name in OFTEN:
         importlib.import_module(name)
     for name in (

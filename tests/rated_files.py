@@ -9,7 +9,9 @@ WORTH = {"superb": 2, "lovely": 2, "fine": 1, "plain": 0, "slow": -1, "dreadful"
 
 def corpus(directory, n=60, seed=0, end="\n", mark=""):
     "What a sentence is worth stands in its words. Ids are no numbers, ratings stand in another order, texts have entities and blanks."
-    rng, texts, ratings = random.Random(seed), [], []
+    rng = random.Random(seed)
+    texts = []
+    ratings = []
     for i in range(n):
         picked = [rng.choice(list(WORTH)) for _ in range(5)]
         scores = [

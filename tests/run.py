@@ -36,7 +36,8 @@ def other_machine() -> tuple[str, dict]:
 
 def steps(workers: int, deep: bool = False) -> dict:
     "name -> (what it is for, command)"
-    python, elsewhere = sys.executable, FELL_ELSEWHERE if deep else FELL_ELSEWHERE[:1]
+    python = sys.executable
+    elsewhere = FELL_ELSEWHERE if deep else FELL_ELSEWHERE[:1]
     return {
         "ruff": ("style and plain mistakes", [bin / "ruff", "check", "."]),
         "format": (
@@ -95,7 +96,9 @@ def steps(workers: int, deep: bool = False) -> dict:
 
 def run(name: str, what: str, command: list, env: dict, show=print) -> tuple:
     "Run, show the output as it comes, and return name, whether all is well, seconds, the last line, and the lines that say what fell and why."
-    last, fell, start = "", [], time.time()
+    last = ""
+    fell = []
+    start = time.time()
     show(f"\n\033[1m── {name}: {what}\033[0m\n", end="", flush=True)
     with subprocess.Popen(
         command,

@@ -20,7 +20,8 @@ WORDS = [f"w{i}" for i in range(9)]
 TOKENIZER = word_tokenizer(
     WORDS, 20, pad="<end>", bos="<end>", eos="<end>"
 )  # <end>, <unk> and nine words
-V, EOS = len(TOKENIZER), TOKENIZER.eos_token_id
+V = len(TOKENIZER)
+EOS = TOKENIZER.eos_token_id
 BASE = dict(
     vocab_size=V,
     hidden_size=16,

@@ -28,7 +28,8 @@ def ours() -> Job:
             gpt2(POLICY), gpt2(POLICY), config, tokenizer(), even_shares, responses=responses
         )
 
-    timed, batches = made(), iter(range(10**9))
+    timed = made()
+    batches = iter(range(10**9))
 
     def check(given):
         run = made(given)

@@ -82,13 +82,12 @@ def matmuls(**sizes) -> Job:
     import torch
 
     h, w, _ = inputs(**sizes)
-    h, w = h.detach(), w.detach()
+    h = h.detach()
+    w = w.detach()
     rows = 256 if len(h) >= 256 else len(h)
-    logits, at_states, at_matrix = (
-        torch.empty(rows, len(w)),
-        torch.empty_like(h[:rows]),
-        torch.zeros_like(w),
-    )
+    logits = torch.empty(rows, len(w))
+    at_states = torch.empty_like(h[:rows])
+    at_matrix = torch.zeros_like(w)
 
     def run():
         for part in h.split(rows):
@@ -100,7 +99,8 @@ def matmuls(**sizes) -> Job:
 
 
 def sides(entropy: bool) -> dict[str, Side]:
-    here, sizes = "bench.cases.logprobs:", FULL | {"entropy": entropy}
+    here = "bench.cases.logprobs:"
+    sizes = FULL | {"entropy": entropy}
     made = {
         "naive": Side("log-softmax + gather" + " + entropy" * entropy, here + "naive", sizes),
         "ours": Side("logprobs_from_hidden", here + "ours", sizes),

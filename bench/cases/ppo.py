@@ -45,7 +45,8 @@ def ours(separate: bool, rows: int = ROWS, new_tokens: int = RESPONSE, **size) -
             responses,
         )
 
-    timed, batches = made(), iter(range(10**9))
+    timed = made()
+    batches = iter(range(10**9))
 
     def check(given):
         run = made(given)
@@ -88,10 +89,12 @@ def by_hand(separate: bool, rows: int = ROWS, new_tokens: int = RESPONSE, **size
             **SETTINGS,
         )
 
-    timed, batches = made(), iter(range(10**9))
+    timed = made()
+    batches = iter(range(10**9))
 
     def check(given):
-        loop, queries = made(), torch.tensor(prompts(rows, 0, vocab=vocab))
+        loop = made()
+        queries = torch.tensor(prompts(rows, 0, vocab=vocab))
         ids = (
             torch.cat([torch.tensor(given[k]) for k in ("queries", "responses")], 1)
             if given

@@ -58,7 +58,8 @@ def ours(
     from instruct_goose.models.families import trunk
     from instruct_goose.models.response import response_logprobs
 
-    model, batch = model_of(vocab=vocab, **shape), rollout(rows, query, longest, vocab)
+    model = model_of(vocab=vocab, **shape)
+    batch = rollout(rows, query, longest, vocab)
     if narrow:
         model.bfloat16()
     if compiled:
@@ -89,10 +90,12 @@ def packed(
 
     from instruct_goose.objective.logprobs import logprobs_from_hidden
 
-    model, batch = model_of(vocab=vocab, **shape), rollout(rows, query, longest, vocab)
+    model = model_of(vocab=vocab, **shape)
+    batch = rollout(rows, query, longest, vocab)
     ids, there = torch.cat([batch[0], batch[2]], 1), torch.cat([batch[1], batch[3]], 1)
     lengths = there.sum(-1).tolist()
-    flat, row = ids[there][None], torch.arange(rows).repeat_interleave(torch.tensor(lengths))
+    flat = ids[there][None]
+    row = torch.arange(rows).repeat_interleave(torch.tensor(lengths))
     at = torch.cat([torch.arange(n) for n in lengths])[None]
     predicts = (at[0] >= query - 1) & (torch.cat([row[1:], row.new_tensor([-1])]) == row)
     tokens = torch.cat([flat[0, 1:], flat.new_zeros(1)])[predicts]
@@ -128,7 +131,8 @@ def rounding(
 
     from instruct_goose.models.response import response_logprobs
 
-    model, batch = model_of(vocab=vocab, **shape), rollout(rows, query, longest, vocab)
+    model = model_of(vocab=vocab, **shape)
+    batch = rollout(rows, query, longest, vocab)
 
     def look(autocast: bool):
         model.zero_grad(set_to_none=True)

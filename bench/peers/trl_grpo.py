@@ -55,7 +55,8 @@ def trainer(iterations: int = 300) -> Job:
         train_dataset=data,
         processing_class=words,
     )
-    turns, seen = Turns(t.train), {"loss": []}
+    turns = Turns(t.train)
+    seen = {"loss": []}
 
     class Gate(TrainerCallback):
         def on_step_begin(self, args, state, control, **_):
@@ -92,7 +93,8 @@ def trainer(iterations: int = 300) -> Job:
 
     def check(_):
         run()
-        batch, logs = seen["batch"], [x for x in seen["logs"] if "loss" in x]
+        batch = seen["batch"]
+        logs = [x for x in seen["logs"] if "loss" in x]
         given = {
             "queries": batch["prompt_ids"].tolist(),
             "responses": batch["completion_ids"].tolist(),

@@ -20,7 +20,8 @@ class Even(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.backbone, self.score = Backbone(), nn.Identity()
+        self.backbone = Backbone()
+        self.score = nn.Identity()
 
 
 class Backbone(nn.Module):
@@ -35,7 +36,8 @@ class Values(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.transformer, self.score = gpt2(VALUES, trunk=True), nn.Linear(128, 1)
+        self.transformer = gpt2(VALUES, trunk=True)
+        self.score = nn.Linear(128, 1)
         self.config = self.transformer.config
         for p in self.score.parameters():
             nn.init.zeros_(p)
@@ -88,7 +90,8 @@ def trainer(collect: bool = True, iterations: int = 300) -> Job:
         train_dataset=data,
         eval_dataset=data,
     )
-    turns, seen = Turns(t.train), {}
+    turns = Turns(t.train)
+    seen = {}
 
     class Gate(TrainerCallback):
         def on_train_begin(self, *_, **__):

@@ -8,8 +8,12 @@ from bench.measure import cpu
 
 class Turns:
     def __init__(self, train: Callable):
-        self.go, self.done, self.error = threading.Semaphore(0), threading.Semaphore(0), None
-        self.train, self.thread, self.marks = train, None, {}
+        self.go = threading.Semaphore(0)
+        self.done = threading.Semaphore(0)
+        self.error = None
+        self.train = train
+        self.thread = None
+        self.marks = {}
 
     def gate(self):
         "Called by the trainer between two iterations."

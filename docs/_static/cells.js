@@ -7,6 +7,7 @@
   const sources = JSON.parse(data.textContent)  // [[id, source], …] of all cells that run
   const cells = {}  // by id: what stands on the page for a cell that is shown
   let files, worker, busy, clock
+  let asker  // the exercise whose check is being run
 
   // Runs in the worker, where this text is its whole source: what is opened from disk may start a worker from a blob alone
   const work = () => {
@@ -45,10 +46,13 @@
     const cell = busy
     busy = undefined
     cell?.state(words || "")
+    asker?.state(words || "")
+    asker = undefined
   }
-  const run = async cell => {
+  const run = async (cell, exercise) => {
     if (busy) end("stopped", true)
     busy = cell
+    asker = exercise
     cell.state("Python is loading: 7 MB, once")
     let loaded
     try { loaded = await load() } catch { files = undefined }
@@ -90,6 +94,7 @@
       parts.push(make("p", {className: "verdict", textContent: `${said.error.type}${line}: ${said.error.text}`}))
     }
     cell.output.replaceChildren(...parts)
+    if (cell === wanted && asker) asker.output.replaceChildren(...parts.map(part => part.cloneNode(true)))
     cell.ran = true
     cell.block.classList.toggle("ran", !!parts.length)
   }
@@ -129,19 +134,75 @@
     const cell = cells[place.dataset.cell] = {
       id: place.dataset.cell, block, box, output, old, stop, ran: false, last: "",
       isEdited: () => box.value !== original,
+      put: text => { box.value = text; box.hidden = text === original; edit.textContent = box.hidden ? "Edit" : "Close"; box.rows = text.split("\n").length + 1; again.disabled = text === original },
       state: words => { status.textContent = words; stop.disabled = busy !== cell; again.disabled = !cell.isEdited() },
     }
     stop.disabled = again.disabled = true
     start.onclick = () => run(cell)
     stop.onclick = () => { if (busy === cell) end("stopped", true) }
     edit.onclick = () => { box.hidden = !box.hidden; edit.textContent = box.hidden ? "Edit" : "Close"; if (!box.hidden) box.focus() }
-    again.onclick = () => { box.value = original; again.disabled = true; run(cell) }
+    again.onclick = () => { box.value = original; again.disabled = true; remember(); run(cell) }
     box.onkeydown = event => keys(event, box, () => run(cell))
-    box.oninput = () => { again.disabled = !cell.isEdited(); if (cell.ran) { block.classList.add("stale"); old.textContent = "older than an edit: run it again" } }
-    block.append(box, make("div", {className: "keys"}, start, edit, stop, again, status, old), output)
+    box.oninput = () => { again.disabled = !cell.isEdited(); remember(); if (cell.ran) { block.classList.add("stale"); old.textContent = "older than an edit: run it again" } }
+    const check = checkOf(place.dataset.cell)
+    const checks = make("button", {type: "button", textContent: "Check"})
+    checks.onclick = () => run(cells[check], cell)
+    block.append(box, make("div", {className: "keys"}, ...(check ? [checks, edit] : [start, edit]), stop, again, status, old), output)
     place.append(block)
     if (before?.classList.contains("cell")) before.classList.add("runs")
   }
+  // what was edited stays in the browser until it is forgotten; a link and a notebook hold it, too
+  const HELD = "edited cells: " + location.pathname
+  const bar = make("div", {className: "edited-cells", hidden: true}), told = make("span", {className: "state"})
+  const editedCells = () => Object.values(cells).filter(cell => cell.isEdited())
+  const editedTexts = () => Object.fromEntries(editedCells().map(cell => [cell.id, cell.box.value]))
+  const showEdited = () => {
+    const n = editedCells().length
+    bar.hidden = !n
+    bar.firstChild.textContent = n === 1 ? "1 cell is edited" : `${n} cells are edited`
+    told.textContent = ""
+  }
+  const remember = () => {
+    const texts = editedTexts()
+    try { Object.keys(texts).length ? localStorage.setItem(HELD, JSON.stringify(texts)) : localStorage.removeItem(HELD) } catch { /* a browser without storage */ }
+    showEdited()
+  }
+  const restore = texts => {  // what a link holds is not kept before the reader edits it
+    for (const [id, text] of Object.entries(texts ?? {})) if (cells[id] && typeof text === "string") cells[id].put(text)
+    showEdited()
+  }
+  const held = () => { try { return JSON.parse(localStorage.getItem(HELD)) } catch { return null } }
+  const share = async () => {
+    const link = `${location.href.split("#")[0]}#cells=${await packed(editedTexts())}`
+    try { await navigator.clipboard.writeText(link); told.textContent = "The link is copied." } catch { history.replaceState(null, "", link); told.textContent = "The address of this page holds your edits now." }
+  }
+  const notebook = () => {
+    const texts = editedTexts(), title = document.querySelector("h1")?.firstChild?.textContent ?? "A lesson"
+    const code = sources.map(([id, source]) => ({cell_type: "code", id, metadata: {}, execution_count: null, outputs: [], source: texts[id] ?? source}))
+    const head = {cell_type: "markdown", id: "title", metadata: {}, source: `# ${title}\n\nThe cells of ${location.href.split("#")[0]} with my edits in ${Object.keys(texts).length} of them.`}
+    const kernelspec = {name: "python3", display_name: "Python 3", language: "python"}
+    return JSON.stringify({cells: [head, ...code], metadata: {kernelspec}, nbformat: 4, nbformat_minor: 5}, null, 1)
+  }
+  const keep = async () => {
+    const [link, download, forget] = ["Share", "Download as a notebook", "Forget the edits"].map(text => make("button", {type: "button", textContent: text}))
+    link.onclick = share
+    download.onclick = () => save(location.pathname.split("/").pop().replace(/\.html$/, "") + "_edited.ipynb", notebook())
+    forget.onclick = () => { for (const cell of editedCells()) cell.put(original[cell.id]); remember() }
+    bar.append(make("span"), link, download, forget, told)
+    ;(document.querySelector("article") ?? document.body).append(bar)
+    const inAddress = /^#cells=([\w-]+)$/.exec(location.hash)
+    let texts = held()
+    try { if (inAddress) texts = await unpacked(inAddress[1]) } catch { /* an address may hold anything */ }
+    restore(texts)
+  }
+
+  // an exercise begins with `def my_…`, and the next cell checks it
+  const checkOf = id => {
+    const at = sources.findIndex(one => one[0] === id)
+    if (!/^def my_\w+\(/m.test(sources[at][1]) || !/: \.\.\.\s*$/.test(sources[at][1])) return undefined
+    return /^def check_\w+\(/m.test(sources[at + 1]?.[1] ?? "") ? sources[at + 1][0] : undefined
+  }
   const original = Object.fromEntries(sources)
   for (const place of document.querySelectorAll(".run-here")) build(place, original[place.dataset.cell])
+  keep()
 })()

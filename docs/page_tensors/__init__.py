@@ -258,6 +258,13 @@ def is_autocast_enabled(device_type: str = "cpu") -> "bool":
     return False
 
 
+class autocast:
+    "Mixed precision: a name for annotations, and nothing that can be entered."
+
+    def __init__(self, *given, **keywords):
+        refuse("torch.autocast")
+
+
 def set_num_threads(n: "int") -> None:
     "There is one thread on this page."
 

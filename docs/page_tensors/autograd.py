@@ -33,7 +33,7 @@ class Edge(NamedTuple):
 class Node:
     "One operation: what it was made from, and how a gradient goes back through it."
 
-    __slots__ = ("edges", "name", "number", "outputs", "pull", "reads")
+    __slots__ = ("edges", "name", "number", "outputs", "place", "pull", "reads")
 
     def __init__(self, name: str, inputs: Sequence, pull: Callable, reads: Sequence = ()):
         self.name = name
@@ -42,6 +42,7 @@ class Node:
         self.pull = pull  # ∂L/∂output → ∂L/∂input of each input, as lists; None: none
         self.reads = [(x.storage, x.storage.version) for x in reads]  # what `pull` looks at
         self.outputs = 1
+        self.place = None if Mode.place is None else Mode.place()
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -56,9 +57,10 @@ def edge_to(x: object) -> Edge | None:
 
 # --- remembering ------------------------------------------------------------------------------
 class Mode:
-    "Are operations remembered at the moment?"
+    "Are operations remembered at the moment, and with the place where each was made?"
 
     enabled = True
+    place: Callable | None = None  # asked when a node is made
 
 
 class set_grad_enabled(ContextDecorator):

@@ -74,7 +74,8 @@ def paired(a: object, b: object) -> tuple[list, list, dtype, Size]:
     "Two operands as lists of one type and length."
     if a.__class__ is Tensor and b.__class__ is Tensor and a.dtype is b.dtype:
         kind = a.dtype
-        x, y = a.flat(), b.flat()
+        x = a.flat()
+        y = b.flat()
         if a.shape == b.shape:
             return x, y, kind, a.shape
         shape = broadcast_two(a.shape, b.shape)
@@ -381,7 +382,9 @@ def apply_binary(name: str, a: object, b: object, kind: dtype | None = None) -> 
     entry = BINARY[name]
     x, y, common, shape = paired(a, b)
     if kind is not None and kind is not common:
-        x, y, common = cast(x, common, kind), cast(y, common, kind), kind
+        x = cast(x, common, kind)
+        y = cast(y, common, kind)
+        common = kind
     values = common.keep(entry.of(x, y))
     out = make(values, shape, common)
     if common.category == FLOAT and wants_gradient(a, b):

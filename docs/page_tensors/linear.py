@@ -70,7 +70,8 @@ def multiply(name: str, a: Tensor, b: Tensor, sizes: tuple[int, int, int], shape
     "The product of two matrices, read from tensors of any fitting shape."
     kind = same_types(name.lower(), a, b)
     n, k, m = sizes
-    x, y = a.flat(), b.flat()
+    x = a.flat()
+    y = b.flat()
     out = make(rounded(product_of(x, y, n, k, m), kind), shape, kind)
     if wants_gradient(a, b):
 

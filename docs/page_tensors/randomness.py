@@ -89,7 +89,8 @@ class Generator:
     def one_normal(self) -> float:
         "A normal number; its twin waits for the next call."
         if self.waiting_normal is not None:
-            value, self.waiting_normal = self.waiting_normal, None
+            value = self.waiting_normal
+            self.waiting_normal = None
             return value
         u, v = self.uniform(2, float64)
         radius = math.sqrt(-2.0 * math.log1p(-v))

@@ -1,6 +1,6 @@
 // The training loop: `sample`, `train` and `evaluate` of the guide *The playground*.
 import { distinct2 } from "./grammar.js"
-import { entropy, estimateAdvantages, klInReward, logSoftmax, lossToLogits, ppoLoss } from "./losses.js"
+import { OWN_OBJECTIVE, entropy, logSoftmax, lossToLogits } from "./losses.js"
 import { Adam } from "./optimizer.js"
 import { CONTEXT, END, T, Policy, contextOf, distinctContexts } from "./policy.js"
 import { Splitmix32 } from "./random.js"
@@ -67,8 +67,9 @@ const rowsOf = batch => batch.lengths.map((_, b) => b)
 const idsOf = (batch, b) => Array.from(batch.ids.subarray(b * T, b * T + batch.lengths[b]))
 
 export class Trainer {
-  constructor(reference, judge, settings) {
-    Object.assign(this, { reference, judge, settings, policy: reference.copy(), generator: new Splitmix32(settings.seed), iteration: 0 })
+  // objective: what compares and what gives the loss's gradient, here or in Python
+  constructor(reference, judge, settings, objective = OWN_OBJECTIVE) {
+    Object.assign(this, { reference, judge, settings, objective, policy: reference.copy(), generator: new Splitmix32(settings.seed), iteration: 0 })
     this.optimizer = new Adam(reference.weights.length)
   }
 
@@ -91,8 +92,7 @@ export class Trainer {
     const s = this.settings, batch = sample(this.policy, this.generator, s.batch_size, s.temperature)
     batch.refLogprobs = this.refLogprobs(batch, s.temperature)
     const judged = this.judged(batch, batch.refLogprobs)
-    batch.rewards = klInReward(judged.scores, batch.logprobs, batch.refLogprobs, batch.lengths, s.kl_placement === "reward" ? s.beta : 0)
-    Object.assign(batch, estimateAdvantages(s.algorithm, batch.rewards, batch.values, batch.lengths, s))
+    Object.assign(batch, this.objective.compare(batch, judged.scores, s))
     const updates = [], size = Math.ceil(s.batch_size / s.minibatches)
     for (let epoch = 0; epoch < s.epochs; epoch++) {
       const order = this.generator.permutation(s.batch_size)
@@ -104,7 +104,7 @@ export class Trainer {
 
   // one step of Adam on the loss of a minibatch: `update`
   update(batch, rows) {
-    const s = this.settings, now = read(this.policy, batch, rows, s.temperature), loss = ppoLoss(now, batch, rows, s)
+    const s = this.settings, now = read(this.policy, batch, rows, s.temperature), loss = this.objective.gradient(now, batch, rows, s)
     const gradient = new Float64Array(this.policy.weights.length), { dLogits, dValues } = lossToLogits(now, loss, this.policy.vocab, s.temperature)
     this.policy.backward(now.pass, dLogits, dValues, gradient)
     this.optimizer.step(this.policy.weights, gradient, s.lr)

@@ -146,6 +146,15 @@ export function ppoLoss(now, batch, rows, s) {
   return { loss, ...sums, dLogprobs, dValues, dEntropy }
 }
 
+// rewards, advantages and returns of a batch: `rewards_and_advantages` of the guide *The playground*
+function compare(batch, scores, s) {
+  const rewards = klInReward(scores, batch.logprobs, batch.refLogprobs, batch.lengths, s.kl_placement === "reward" ? s.beta : 0)
+  return { rewards, ...estimateAdvantages(s.algorithm, rewards, batch.values, batch.lengths, s) }
+}
+
+// what a trainer asks for; python.js has the same in Python
+export const OWN_OBJECTIVE = { compare, gradient: ppoLoss }
+
 // from the tokens to the logits: ∂L/∂z_v = Σ over the tokens of a state [g·(1[v = a] − p_v) − s·p_v·(log p_v + S)]/τ, g = ∂L/∂log π, s = ∂L/∂S
 export function lossToLogits(now, { dLogprobs, dEntropy, dValues }, vocab, temperature) {
   const n = now.table.length / vocab, g = new Float64Array(n), s = new Float64Array(n), ofState = new Float64Array(n), dLogits = new Float64Array(now.table.length)

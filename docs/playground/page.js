@@ -1,5 +1,6 @@
 // The page: controls, curves and texts. It asks the worker for one iteration after the other, and draws what comes back.
 import { Chart, element } from "./charts.js"
+import { Editor } from "./editor.js"
 import { EXPERIMENTS } from "./experiments.js"
 import { CHOICES, DEFAULTS, PER_ALGORITHM, SLIDERS, fromAddress, toAddress } from "./settings.js"
 
@@ -8,19 +9,29 @@ const still = matchMedia("(prefers-reduced-motion: reduce)")
 const two = x => (x < 0 ? "−" : "") + Math.abs(x).toFixed(2), share = x => `${Math.round(100 * x)} %`
 
 // --- the worker: ask(what, data) is a promise of its answer -----------------------------------------------------------
-const worker = new Worker(URL.createObjectURL(new Blob([WORKER], { type: "text/javascript" })))
 const waiting = new Map()
-let asked = 0
+let asked = 0, worker
+function startWorker() {
+  worker = new Worker(URL.createObjectURL(new Blob([WORKER], { type: "text/javascript" })))
+  worker.onmessage = ({ data: { id, answer, error, mistake } }) => {
+    const { answered, failed } = waiting.get(id)
+    waiting.delete(id)
+    error ? failed(Object.assign(new Error(error), { mistake })) : answered(answer)
+  }
+  return ask("load", { start: START })
+}
 function ask(what, more = {}) {
   return new Promise((answered, failed) => {
     waiting.set(++asked, { answered, failed })
     worker.postMessage({ id: asked, ask: what, ...more })
   })
 }
-worker.onmessage = ({ data: { id, answer, error } }) => {
-  const { answered, failed } = waiting.get(id)
-  waiting.delete(id)
-  error ? failed(new Error(error)) : answered(answer)
+// a worker that does not come back is left behind, with what it was asked
+function startWorkerAgain(words) {
+  worker.terminate()
+  for (const { failed } of waiting.values()) failed(Object.assign(new Error(words), { mistake: { part: null, line: null, message: words } }))
+  waiting.clear()
+  return startWorker()
 }
 
 // --- state ------------------------------------------------------------------------------------------------------------
@@ -62,7 +73,7 @@ function showSettings() {
   for (const s of sliders) s.update()
   at("algorithm").value = settings.algorithm
   placement.value = settings.kl_placement
-  const held = [toAddress(settings), address.embed ? "embed=1" : "", address.experiment ? `experiment=${address.experiment}` : ""].filter(Boolean).join("&")
+  const held = [toAddress(settings), address.embed ? "embed=1" : "", address.experiment ? `experiment=${address.experiment}` : "", address.loss ? `loss=${address.loss}` : ""].filter(Boolean).join("&")
   try { history.replaceState(null, "", `${location.pathname}${held ? `?${held}` : ""}${location.hash}`) } catch { /* a frame without an address */ }
 }
 
@@ -79,8 +90,8 @@ async function reset(keep = true) {
 }
 
 async function step() {
-  const mine = run, row = await ask("iterate")
-  if (mine !== run) return // a reset came between
+  const mine = run, row = await inTime(ask("iterate"))
+  if (mine !== run || !row) return // a reset came between
   shown = row.responses
   run.words = [...run.words, row.words].slice(-5)
   delete row.responses
@@ -106,6 +117,56 @@ async function play(iterations = MOST, pause = () => Number(at("speed").value)) 
   draw(true)
   const last = run.rows[run.rows.length - 1]
   if (last) at("live").textContent = `Iteration ${run.rows.length}: human score ${two(last.human_score)}, reward-model score ${two(last.reward_model_score)}, KL ${two(last.kl)} nats, ${share(last.grammatical)} grammatical.`
+}
+
+// --- the loss in Python -----------------------------------------------------------------------------------------------
+const SECONDS = 10
+const root = `${document.documentElement.dataset.content_root ?? "./"}_static/`
+const loadScript = name => new Promise((done, failed) => document.head.append(Object.assign(element("script", { src: root + name }), { onload: done, onerror: failed })))
+let files, inPython = null // files: of Python, loaded once; inPython: the texts that are trained with
+async function unpackFile(text) {
+  return new Response(new Blob([Uint8Array.from(atob(text), c => c.charCodeAt())]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer()
+}
+function loadFiles() {
+  return files ??= Promise.all([loadScript("python.js"), loadScript("page_files.js")])
+    .then(async () => Object.fromEntries(await Promise.all(Object.entries({ ...PYTHON, "page_files.json": PAGE_FILES }).map(async ([name, text]) => [name, await unpackFile(text)]))))
+}
+
+// an answer that Python takes part in: a mistake is shown beside its line, and what takes too long is stopped; then there is no answer
+async function inTime(answer) {
+  const late = `Stopped after ${SECONDS} seconds: is there a loop without an end? A phone may be too slow for a loss in Python.`
+  const clock = inPython ? setTimeout(async () => { await startWorkerAgain(late); await trainBuiltIn() }, 1000 * SECONDS) : null
+  try { return await answer } catch (error) {
+    if (!error.mistake) throw error
+    playing = null
+    showPlaying()
+    editor.showMistake(error.mistake)
+    editor.say("Training has stopped: see the editor.")
+    return null
+  } finally { clearTimeout(clock) }
+}
+
+async function trainWith(texts) {
+  editor.say(files ? "Your loss is being loaded" : "Python is loading: 7 MB, once")
+  await stop()
+  try { await ask("python", { files: await loadFiles() }) } catch (error) {
+    files = undefined
+    return editor.say(location.protocol === "file:" && !document.querySelector(".site") ? "Python could not be loaded: its files belong into the folder _static beside this page." : `Python could not be started: ${error.message ?? "this browser is too old for it"}`)
+  }
+  inPython = texts
+  const made = await inTime(ask("objective", { texts }))
+  if (!made) return
+  await reset()
+  const parts = Object.keys(texts), added = Object.entries(made.added).map(([setting, name]) => `${setting} “${name}”`)
+  editor.say(parts.length ? `Trains with your ${parts.join(" and ")}, in Python${added.length ? `: ${added.join(", ")}` : ""}.` : "Trains with the exported loss, in Python. Nothing is edited: the numbers are those of the built-in loss.")
+  await play(MOST, () => 0)
+}
+
+async function trainBuiltIn() {
+  await stop()
+  inPython = null
+  await ask("objective", { texts: null })
+  await reset()
 }
 
 async function stop() {
@@ -282,9 +343,19 @@ function makeExperiments() {
   }
 }
 
+// --- what prepared edits do ------------------------------------------------------------------------------------------
+const editor = new Editor({ sources: SOURCES, edits: EDITS, train: trainWith, builtIn: trainBuiltIn })
+
+function showMeasured() {
+  const rows = MEASURED.rows.map(([title, says, ...figures]) => element("tr", {}, element("th", { scope: "row", text: title }), ...figures.map((text, i) => element("td", { text, "data-name": MEASURED.head[i + 1] })), element("td", { class: "pg-says", text: says })))
+  at("measured").append(element("table", { class: "pg-measured" }, element("thead", {}, element("tr", {}, ...MEASURED.head.map(text => element("th", { scope: "col", text })))), element("tbody", {}, ...rows)),
+    element("p", { class: "pg-note", text: MEASURED.note }))
+}
+
 // --- the page ---------------------------------------------------------------------------------------------------------
 async function begin() {
   document.documentElement.classList.toggle("pg-embed", address.embed)
+  document.documentElement.classList.toggle("pg-with-loss", Boolean(address.loss || address.edit))
   choices(at("algorithm"), CHOICES.algorithm)
   choices(placement, CHOICES.kl_placement)
   choices(at("colour"), Object.fromEntries(Object.entries(COLOURS).map(([name, c]) => [name, c.label])))
@@ -313,9 +384,11 @@ async function begin() {
     showNext()
   })
   showSettings()
-  await ask("load", { start: START })
+  showMeasured()
+  await startWorker()
   await reset()
+  await editor.begin(address)
   if (address.iterations) await script(address.iterations)
 }
 
-window.playground = { trace: (settings, iterations) => ask("trace", { settings: { ...DEFAULTS, ...settings }, iterations }), ready: begin() }
+window.playground = { editor, trace: (settings, iterations) => ask("trace", { settings: { ...DEFAULTS, ...settings }, iterations }), ready: begin() }

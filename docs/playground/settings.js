@@ -42,7 +42,8 @@ export function fromAddress(search) {
   }
   if (settings.batch_size < 2 || settings.batch_size % settings.group_size || settings.group_size < 2) Object.assign(settings, { batch_size: 64, group_size: 8 })
   const iterations = Math.min(10000, Math.max(0, Math.floor(Number(asked.get("iterations")) || 0)))
-  return { settings, iterations, embed: asked.has("embed"), experiment: /^\w+$/.test(asked.get("experiment")) ? asked.get("experiment") : null }
+  const word = name => /^[\w -]+$/.test(asked.get(name)) ? asked.get(name) : null
+  return { settings, iterations, edit: word("edit"), loss: word("loss"), embed: asked.has("embed"), experiment: word("experiment") }
 }
 
 // the settings that are not the default, as an address

@@ -1,9 +1,11 @@
 // The trainer in a thread of its own: each message {id, ask, …} is answered by {id, …}.
 import { Judge } from "./grammar.js"
+import { OWN_OBJECTIVE } from "./losses.js"
 import { Trainer, readPolicy } from "./loop.js"
 import { T } from "./policy.js"
+import { PythonLoss, startPython } from "./python.js"
 
-let reference, judge, trainer, spent = 0
+let reference, judge, trainer, python, objective = OWN_OBJECTIVE, spent = 0
 
 const ANSWERS = {
   // the data that every run begins with
@@ -13,11 +15,24 @@ const ANSWERS = {
     return {}
   },
   reset({ settings }) {
-    trainer = new Trainer(reference, judge, { ...settings })
+    trainer = new Trainer(reference, judge, { ...settings }, objective)
     spent = 0
     return {}
   },
-  settings({ settings }) { trainer.settings = { ...settings }; return {} },
+  // Python starts, once
+  async python({ files }) {
+    python ??= await startPython(files)
+    return {}
+  },
+  // what the next reset trains with: the reader's texts in Python, or null: the loss in JavaScript
+  objective({ texts }) {
+    objective = texts ? new PythonLoss(python, texts) : OWN_OBJECTIVE
+    return { added: objective.added ?? {} }
+  },
+  settings({ settings }) {
+    if (trainer) trainer.settings = { ...settings }
+    return {}
+  },
   iterate() {
     const began = performance.now(), made = trainer.iterate()
     spent += performance.now() - began
@@ -55,6 +70,9 @@ function wordCounts({ ids, lengths }) {
   return counts
 }
 
-self.onmessage = ({ data }) => {
-  try { self.postMessage({ id: data.id, answer: ANSWERS[data.ask](data) }) } catch (error) { self.postMessage({ id: data.id, error: String(error.stack) }) }
+self.onmessage = async ({ data }) => {
+  try { self.postMessage({ id: data.id, answer: await ANSWERS[data.ask](data) }) } catch (error) {
+    const mistake = "line" in error && "part" in error ? { part: error.part, line: error.line, message: error.message } : undefined
+    self.postMessage({ id: data.id, error: String(error.stack), mistake })
+  }
 }

@@ -7,7 +7,7 @@ __all__ = ['Loaded', 'Conversation', 'FOUND', 'Writing', 'SampleConfig', 'load_m
            'run_sample', 'responses_of', 'run_settings', 'template_arguments', 'stops_of', 'check_words', 'ChatConfig',
            'run_chat', 'new_conversations', 'next_line', 'PrintableStreamer', 'stream_answer', 'MergeConfig',
            'run_merge', 'ProbeConfig', 'run_ladder', 'settings_to_probe', 'DoctorConfig', 'run_doctor',
-           'findings_on_run', 'ExercisesConfig', 'run_exercises']
+           'ExercisesConfig', 'run_exercises']
 
 # %% ../../nbs/reference/cli/commands.ipynb #d2de016d
 import json
@@ -23,11 +23,10 @@ from tyro.conf import Positional
 
 from .. import exercises
 from ..core.checks import Count, json_object, Positive, Seed, Settings, Threads
-from ..core.files import printable, read_json, require_any_log, text_table
+from ..core.files import printable, read_json, text_table
 from ..core.random import torch_threads
 from ..config import RLHFConfig
-from ..doctor.diagnosis import diagnose, OF_THE_BUILT_IN_LOSS, report
-from ..doctor.libraries import diagnose_log, read_log, report_log
+from ..doctor.examination import examine
 from ..doctor.report import read_run, RunRecord
 from ..doctor.rules import Finding, trainer_config
 from instruct_goose.models.loading import (
@@ -99,7 +98,7 @@ def load_models(source: Path) -> dict[str, Loaded]:  # the last one is the newes
         name: (load_model(place).eval(), padding_tokenizer(place)) for name, place in places.items()
     }
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #24bbbffe
 def padding_tokenizer(place: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer; one without a pad token pads with its end.
 
@@ -232,7 +231,7 @@ class ChatConfig(Writing):
 
 Conversation = list[dict[str, str]]  # messages {"role", "content"}
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #1cb565dd
 def run_chat(config: ChatConfig) -> dict[str, Conversation]:  # the last one with each model
     """Answer line by line, until an empty one; /new begins another conversation.
 
@@ -262,7 +261,7 @@ def run_chat(config: ChatConfig) -> dict[str, Conversation]:  # the last one wit
             line = next_line()
     return conversations
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #ecdc933a
 def new_conversations(
     models: Iterable[str], system: str | None
 ) -> dict[str, Conversation]:  # one with each model
@@ -288,7 +287,7 @@ class PrintableStreamer(TextStreamer):
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         super().on_finalized_text(printable(text), stream_end)
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #9aee8238
 def stream_answer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -326,7 +325,7 @@ def stream_answer(
     )
     return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #a79963cd
 @dataclass
 class MergeConfig(Settings):
     "Write the adapters of a run and their model as one plain model."
@@ -393,7 +392,7 @@ def run_ladder(config: ProbeConfig) -> list[ProbeResult]:
         sys.exit(1)
     return results
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #b4cf6f7a
 def settings_to_probe(record: RunRecord, place: str) -> RLHFConfig:
     """Read the settings of a run, as those of RLHFConfig.
 
@@ -425,15 +424,11 @@ def run_doctor(config: DoctorConfig) -> list[Finding]:
 
     A file, or the trainer_state.json of a directory without our metrics, is a log of another
     library. Exits with FOUND if there is an error among the findings, with `strict` also for a
-    warning. Raises ValueError for damaged metrics, and as `read_log`.
+    warning. Raises as `examine`.
     """
-    path = require_any_log(config.run_dir)
-    if path.name == "metrics.jsonl":
-        findings, text = findings_on_run(path.parent)
-    else:
-        log = read_log(path)
-        findings = diagnose_log(log)
-        text = report_log(log, findings)
+    examined = examine(config.run_dir)
+    findings = examined.findings
+    text = examined.text
     if config.json:
         rows = [asdict(finding) for finding in findings]
         text = json.dumps(rows, ensure_ascii=False, indent=1)
@@ -441,21 +436,6 @@ def run_doctor(config: DoctorConfig) -> list[Finding]:
     if any(config.strict or finding.severity == "error" for finding in findings):
         sys.exit(FOUND)
     return findings
-
-
-def findings_on_run(run_dir: Path) -> tuple[list[Finding], str]:
-    "Ask the doctor about one of our runs: the findings, and the report as text."
-    run = read_run(run_dir)
-    settings = run.summary | run.config
-    try:
-        findings = diagnose(run.metrics, settings, run.tokens)
-    except (ValueError, TypeError) as e:
-        raise ValueError(f"{run_dir}/metrics.jsonl: {e}") from None
-    notes = list(run.notes)
-    if run.config.get("own_loss"):
-        rules = ", ".join(OF_THE_BUILT_IN_LOSS)
-        notes.append(f"The trainer's loss is its own. Not looked for: {rules}.")
-    return findings, "\n".join([*notes, report(findings, run.metrics, run.tokens, settings)])
 
 # %% ../../nbs/reference/cli/commands.ipynb #e8e5c0a2
 @dataclass

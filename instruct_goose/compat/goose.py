@@ -130,7 +130,7 @@ class _Head(nn.Sequential):
 
     weight = property(lambda self: self[-1].weight)
 
-
+# %% ../../nbs/guides/from_goose.ipynb #836c53ae
 class RewardModel(nn.Module):
     """A transformer and a head: σ(w·h) at each text's last token, from 0 to 1.
 

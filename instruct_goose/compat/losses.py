@@ -132,7 +132,7 @@ def _beyond(
         "high": (size > high) & (moved > 0) & (x.advantages > 0),
     }
 
-
+# %% ../../nbs/guides/more_losses.ipynb #90932e09
 def dppo_tv_clipped(x: SurrogateInputs) -> dict[str, Tensor]:
     "The tokens that are masked: |π − π_old| > δ. Qi et al. (2026) eqs. 12, 13."
     return _beyond(x, _total_variation)

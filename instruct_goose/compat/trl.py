@@ -72,6 +72,7 @@ DEFAULTS = {  # TRL's own, of what can be translated. A batch is one device's
     ),
 }
 
+# %% ../../nbs/guides/from_trl.ipynb #8d3108be
 RENAMED = {  # TRL's name: the name here. One number, one meaning
     "learning_rate": "lr",
     "lr_scheduler_type": "lr_schedule",
@@ -212,7 +213,7 @@ def config_from_trl(
         ours["max_grad_norm"] = theirs["max_grad_norm"]
     return RLHFConfig(**ours)
 
-
+# %% ../../nbs/guides/from_trl.ipynb #9f7f7d75
 def _batches_of_train(theirs: Mapping[str, Any]) -> dict[str, Any]:
     "Sizes and steps of TRL 0.12 to 1.12."
     rows = theirs["per_device_train_batch_size"]
@@ -340,6 +341,7 @@ IDLE: dict[str, tuple[str, Any]] = {  # fields that TRL reads only where another
     "vespo_lambda_neg": ("loss_type", "vespo"),
 }
 
+# %% ../../nbs/guides/from_trl.ipynb #18b51c14
 REFUSED: dict[str, tuple[Any, str]] = {  # (the value that needs nothing, what to do for another)
     "top_p": (1.0, "sample from the whole distribution, as the loss assumes"),
     "top_k": (0, "sample from the whole distribution, as the loss assumes"),
@@ -554,7 +556,7 @@ ELSEWHERE = {  # what to do here: fields that are no settings of the algorithm
 class NotCarried(UserWarning):
     "Settings of TRL's that somebody set and that have no place here, with what to do."
 
-
+# %% ../../nbs/guides/from_trl.ipynb #b9140727
 class TRLArguments:
     """The fields of one of TRL's configurations: which were set, carried, refused.
 
@@ -642,7 +644,7 @@ class TRLArguments:
         other, needed = IDLE.get(name, ("", None))
         return self.has(other) and self.value(other) != needed
 
-
+# %% ../../nbs/guides/from_trl.ipynb #ad5b551a
 def _plain(value: Any) -> Any:
     "The text of an enumeration's member; anything else as it is."
     return value.value if isinstance(value, Enum) else value
@@ -705,7 +707,7 @@ def _carry_batches(asked: TRLArguments, ours: dict[str, Any], n_prompts: int | N
         asked.carried |= {"ref_model_sync_steps", "ref_model_mixup_alpha"}
     asked.carried.add("sync_ref_model")
 
-
+# %% ../../nbs/guides/from_trl.ipynb #542291bb
 def _carry_schedule(asked: TRLArguments, ours: dict[str, Any], updates: int, steps: int) -> None:
     "The learning rate's course and its warm-up, a number of steps or, below 1, a share of them."
     schedule = asked.value("lr_scheduler_type", "linear")
@@ -726,7 +728,7 @@ def _carry_schedule(asked: TRLArguments, ours: dict[str, Any], updates: int, ste
     elif warmup:
         ours["warmup_steps"] = math.ceil(warmup * steps if warmup < 1 else warmup / updates)
 
-
+# %% ../../nbs/guides/from_trl.ipynb #8a6642ba
 def _carry_optimization(asked: TRLArguments, ours: dict[str, Any]) -> None:
     "Gradient clipping, precision, device, and the entropy bonus."
     asked.carried |= {"max_grad_norm", "bf16", "tf32", "use_cpu", "entropy_coef"}
@@ -766,7 +768,7 @@ def _carry_rewards(asked: TRLArguments, ours: dict[str, Any]) -> None:
         else:
             asked.refuse("reward_clip_range", "(−c, c) as reward_clip=c, or clip in reward_fn")
 
-
+# %% ../../nbs/guides/from_trl.ipynb #6e372608
 def _carry_objective(asked: TRLArguments, ours: dict[str, Any]) -> None:
     "GRPOConfig's loss, its ratio and clips, and the gradient of its KL."
     asked.carried |= {"loss_type", "importance_sampling_level", "delta", "use_bias_correction_kl"}
@@ -798,7 +800,7 @@ def _carry_objective(asked: TRLArguments, ours: dict[str, Any]) -> None:
     if loss == "bnpo" and ours["micro_batch_size"] is not None:
         asked.notes["loss_type"] = "TRL averages each micro-batch alone, here their tokens together"
 
-
+# %% ../../nbs/guides/from_trl.ipynb #d3197d97
 def _carry_clips(asked: TRLArguments, ours: dict[str, Any], loss: str) -> None:
     "Both clips of PPO's losses; the cap of CISPO's weights, which has no floor."
     below = asked.value("epsilon")
@@ -830,7 +832,7 @@ def _carry_clips(asked: TRLArguments, ours: dict[str, Any], loss: str) -> None:
     if loss == "cispo" and "epsilon" in asked.set and above is not None:
         asked.notes["epsilon"] = "no effect with loss_type='cispo', in TRL too"
 
-
+# %% ../../nbs/guides/from_trl.ipynb #1ab8dfb0
 def _carry_masks(asked: TRLArguments, ours: dict[str, Any], loss: str) -> None:
     "DeepSeek-V3.2's mask of responses and that of tokens by entropy: of the plug-in of losses."
     asked.carried |= {"off_policy_mask_threshold", "top_entropy_quantile"}
@@ -858,7 +860,7 @@ def _carry_masks(asked: TRLArguments, ours: dict[str, Any], loss: str) -> None:
             "an entry in ADVANTAGES made by high_entropy of instruct_goose.compat.losses",
         )
 
-
+# %% ../../nbs/guides/from_trl.ipynb #0f76dccd
 def _carry_sampler_weights(asked: TRLArguments, ours: dict[str, Any]) -> None:
     "With vLLM, TRL's weights π_old/π_sampler; the sampler itself is no setting."
     if not asked.value("use_vllm"):
@@ -877,7 +879,7 @@ def _carry_sampler_weights(asked: TRLArguments, ours: dict[str, Any]) -> None:
             "TRL's vespo takes the sampler's weight into w, here it multiplies the loss"
         )
 
-
+# %% ../../nbs/guides/from_trl.ipynb #5950aac7
 def _fit_arguments(asked: TRLArguments, n_rows: int | None) -> dict[str, Any]:
     "What DPO, SFT and reward models share: the arguments of `fit`, batch_size and seed."
     ours = asked.take(
@@ -906,7 +908,7 @@ def _fit_arguments(asked: TRLArguments, n_rows: int | None) -> dict[str, Any]:
         asked.carried |= {"eval_steps", "do_eval"}
     return ours
 
-
+# %% ../../nbs/guides/from_trl.ipynb #9718c931
 def _fit_schedule(asked: TRLArguments, batch_size: int, n_rows: int | None) -> dict[str, Any]:
     "Steps and warm-up of `fit`, whose learning rate always falls along a cosine."
     ours: dict[str, Any] = {}
@@ -962,7 +964,7 @@ def config_from_args(
     asked.refuse_and_warn(stacklevel=4)
     return RLHFConfig.preset("rloo" if is_rloo else "grpo", **ours)
 
-
+# %% ../../nbs/guides/from_trl.ipynb #a10892fe
 def dpo_from_trl(
     args: Any,  # TRL's DPOConfig, of one device
     n_pairs: int | None = None,  # rows of the data set, for num_train_epochs; None: no steps
@@ -982,7 +984,7 @@ def dpo_from_trl(
     asked.refuse_and_warn()
     return ours
 
-
+# %% ../../nbs/guides/from_trl.ipynb #c5adfb32
 def sft_from_trl(
     args: Any,  # TRL's SFTConfig, of one device
     n_texts: int | None = None,  # rows of the data set, for num_train_epochs; None: no steps

@@ -75,7 +75,7 @@ def answers_foreign(names: Mapping[str, str]) -> Callable[[K], K]:
 
     return decorate
 
-
+# %% ../../nbs/reference/core/checks.ipynb #2c2cc45f
 def hints_for(
     unknown: Iterable[str],
     what: str,  # "argument" or "attribute"
@@ -238,7 +238,7 @@ def value_error(hint: Any, value: object) -> Exception | None:  # None: it is fi
         return None
     return TypeError({Path: "a path", str: "text"}.get(expected, expected.__name__))
 
-
+# %% ../../nbs/reference/core/checks.ipynb #3e2f0d82
 def _union_error(options: Sequence[Any], value: object) -> Exception | None:
     "A value must be one of several types; the first one besides None says what is wrong."
     if value is None and type(None) in options:

@@ -95,7 +95,7 @@ def require_rows_file(path: str | os.PathLike) -> None:
             "datasets.load_dataset(name, split='train')"
         )
 
-
+# %% ../../nbs/reference/core/files.ipynb #a017e726
 def require_rated_texts(data: str | Path) -> None:
     "Raises FileNotFoundError for rated texts that are not there."
     if not Path(data).exists():
@@ -120,7 +120,7 @@ def require_settings_file(path: str | Path) -> None:
     if not Path(path).is_file():
         raise FileNotFoundError(f"--config: no file {path} here")
 
-
+# %% ../../nbs/reference/core/files.ipynb #2c92be00
 def require_any_log(place: str | Path) -> Path:
     """Find a log: that of a run, a file of another library, or its trainer_state.json.
 
@@ -203,7 +203,7 @@ def locked(
             _locks.remove(handle)
             os.close(handle)
 
-
+# %% ../../nbs/reference/core/files.ipynb #77b5db1e
 def close_locks() -> None:
     """Close the locks in a forked child: they are its parent's, and end with it.
 
@@ -293,7 +293,7 @@ def write_atomically(path: str | Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
 
-
+# %% ../../nbs/reference/core/files.ipynb #3cbb2fb6
 def append_jsonl(path: str | Path, value: Mapping) -> None:
     """Append one line of JSON and close the file: a run that is cut off keeps its log.
 

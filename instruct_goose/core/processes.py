@@ -57,7 +57,7 @@ def init_processes(
     with explain_lost_peer():
         dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
 
-
+# %% ../../nbs/guides/several_processes.ipynb #0367ff5b
 def require_one_process(name: str) -> None:
     "Raises ValueError, before they meet, where several processes would do the same work."
     announced = 1
@@ -182,7 +182,7 @@ def allow_plain_types() -> None:
     ]
     torch.serialization.add_safe_globals(types)
 
-
+# %% ../../nbs/guides/several_processes.ipynb #37382d53
 allow_plain_types()
 
 
@@ -422,7 +422,7 @@ class ProgressBar(tqdm):
             self.disable = True  # nothing has to be cleared
         super().close()
 
-
+# %% ../../nbs/guides/several_processes.ipynb #4bc3dcf6
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_UNSEEN = 1.0  # what is over sooner needs no bar
 

@@ -102,7 +102,7 @@ class ShardedGenerator(torch.Generator):
         if most == 0:
             torch.rand(1, generator=self.shared)
 
-
+# %% ../../nbs/reference/core/random.ipynb #5c67c01b
 def uniforms(
     n: int,
     generator: torch.Generator | None,  # None: torch's global one

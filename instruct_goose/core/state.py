@@ -191,7 +191,7 @@ def flatten(state: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, Tenso
         tensors |= inner
     return tensors, record
 
-
+# %% ../../nbs/reference/core/state.ipynb #468195ce
 def require_json(value: object, path: str) -> None:
     "Raise TypeError, naming the path, for a value that JSON does not have."
     try:
@@ -220,7 +220,7 @@ def unflatten(tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> State
             raise ValueError(f"the tensor {value[TENSOR]!r} is missing")
     return state
 
-
+# %% ../../nbs/reference/core/state.ipynb #fd870828
 def map_tensors(function: Callable[[Tensor], Tensor], state: Mapping[str, Any]) -> State:
     "Copy a state of nested dictionaries, with `function` of each tensor in it."
     result: State = {}
@@ -318,7 +318,7 @@ def check_optimizer(
         check_values({"lr": lr}, {"lr": NotNegative})
     _check_moments(moments, groups, parameters)
 
-
+# %% ../../nbs/reference/core/state.ipynb #4879d55e
 def _check_moments(
     moments: Moments,
     groups: Sequence[Mapping],
@@ -382,7 +382,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         "Go on from a state that has been checked."
 
-
+# %% ../../nbs/reference/core/state.ipynb #7a7ed74d
 @runtime_checkable
 class StageStore(Protocol):
     """Where one stage of a run keeps its state, and finds it again.
@@ -453,7 +453,7 @@ def identity_of(
 
 _fingerprints: WeakKeyDictionary[nn.Module, tuple[int, str]] = WeakKeyDictionary()
 
-
+# %% ../../nbs/reference/core/state.ipynb #1693da8b
 def fingerprint_module(
     module: nn.Module,
     frozen: bool = False,  # only the weights that do not learn

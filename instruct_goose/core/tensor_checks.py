@@ -109,7 +109,7 @@ class DeferredChecks:
 
 _deferred: ContextVar[DeferredChecks | None] = ContextVar("deferred checks", default=None)
 
-
+# %% ../../nbs/reference/core/tensor_checks.ipynb #8af9ec09
 def refuse_if(is_wrong: Bool[Tensor, ""], error: Callable[[], Exception]) -> None:
     """Raise `error()` if `is_wrong`; an error that is a Warning is given, and the work goes on.
 

@@ -43,7 +43,7 @@ def run_user_file(path: Path) -> ModuleType:
     sys.modules.pop(name, None)
     return importlib.import_module(name)
 
-
+# %% ../../nbs/reference/core/user_files.ipynb #11be95c0
 class UserFileFinder(MetaPathFinder):
     "Finds the modules of users' files."
 

@@ -42,7 +42,7 @@ SHOWN = 5  # rows that an error or a warning shows
 class SkippedRows(UserWarning):
     "Some rows of the data are not used."
 
-
+# %% ../../nbs/reference/data/bad_rows.ipynb #26022587
 @dataclass
 class RowReport:
     "What has become of the rows of a source."
@@ -81,7 +81,7 @@ class RowReport:
             parts.append(f"{self.cut} of {self.rows} rows cut")
         return ", ".join(parts)
 
-
+# %% ../../nbs/reference/data/bad_rows.ipynb #fe049802
 def counts_by_reason(reasons: Mapping[str, int]) -> str:
     "2 × empty, 1 × type."
     return ", ".join(f"{n} × {reason}" for reason, n in sorted(reasons.items()))
@@ -123,7 +123,7 @@ def usable_rows(
     check_rows_left(report, source)
     return made
 
-
+# %% ../../nbs/reference/data/bad_rows.ipynb #c27e07ed
 def refusal(
     errors: list[BadRow],
     rows: int,  # that were read
@@ -148,7 +148,7 @@ def refusal(
     what = f"{len(errors)} of {rows} rows cannot be used ({counts}). Mend them; {way_out}"
     return BadRow(first.reason, source, "\n".join([what, *lines]))
 
-
+# %% ../../nbs/reference/data/bad_rows.ipynb #bb7990e2
 def shorten_end(text: str, most: int = 240) -> str:
     "A text of at most so many characters, with three dots where its end is missing."
     return text if len(text) <= most else f"{text[: most - 1]}…"

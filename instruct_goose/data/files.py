@@ -98,7 +98,7 @@ def open_text(path: str) -> Iterator[IO[str]]:
             raise
         raise ValueError(f"{path}: it cannot be unpacked: {e}") from e
 
-
+# %% ../../nbs/reference/data/files.ipynb #2348c4cd
 def encoding_of(start: bytes) -> str:  # the first four bytes of a file
     "The encoding that a file's byte order mark says, or the zeros of UTF-16 without a mark."
     if start in (b"\xff\xfe\0\0", b"\0\0\xfe\xff"):
@@ -214,7 +214,7 @@ def read_array(path: str) -> Iterator[LocatedRow]:
     for i, row in enumerate(rows):
         yield f"{place}, row {i}", row
 
-
+# %% ../../nbs/reference/data/files.ipynb #528e032c
 def rows_under(document: dict) -> str | None:
     "The name under which an object holds a list of rows."
     for name in ROWS_UNDER:
@@ -239,7 +239,7 @@ def is_json_lines(path: str) -> bool:
 # %% ../../nbs/reference/data/files.ipynb #eb725984
 LONGEST_FIELD = 2**31 - 1  # characters; Python's own limit is 131,072
 
-
+# %% ../../nbs/reference/data/files.ipynb #13c8452f
 def read_csv(
     path: str,
     delimiter: str | None = None,  # None: a comma, semicolon, tab or bar, as the first line has it
@@ -280,7 +280,7 @@ def read_csv(
             )
             yield where, BadRow("shape", where, what)
 
-
+# %% ../../nbs/reference/data/files.ipynb #49eda575
 def _next_fields(reader: Iterator[list[str]]) -> list[str] | None:  # None: there are no more
     "The fields of the next row, of any length."
     limit = csv.field_size_limit(LONGEST_FIELD)
@@ -328,7 +328,7 @@ def read_arrow(path: str) -> Iterator[LocatedRow]:
     except arrow.ArrowException as e:
         raise ValueError(f"{path}: no Arrow file that can be read: {e}") from e
 
-
+# %% ../../nbs/reference/data/files.ipynb #a392d3dd
 def batch_rows(batches: Any, place: str) -> Iterator[LocatedRow]:
     "Yield the rows of Arrow's batches, with their numbers."
     number = 0

@@ -140,7 +140,7 @@ ANSWER_ROWS = RowKind(read_answer, ("completion",), ("prompt", "completion", "me
 LABELLED_ROWS = RowKind(partial(read_answer, labels=True), ANSWER_ROWS.sides, ANSWER_ROWS.columns)
 PAIR_ROWS = RowKind(read_pair, ("chosen", "rejected"), ("prompt", "messages", "chosen", "rejected"))
 
-
+# %% ../../nbs/reference/data/load.ipynb #885a3e6b
 @dataclass(frozen=True)
 class ReadOptions:
     "The options of `stream_prompts` and its relatives, which say what they mean."
@@ -205,7 +205,7 @@ def warn_of_unused(names: Collection[str]) -> None:
     if names:
         warnings.warn(f"not used: {', '.join(sorted(names))}", UnusedColumns, stacklevel=3)
 
-
+# %% ../../nbs/reference/data/load.ipynb #b7299b8e
 def read_once(
     kind: RowKind,
     source: Source,
@@ -323,7 +323,7 @@ def format_of(path: str) -> str:  # "": it is not known
             return ""
     return suffixes[-1] if suffixes and suffixes[-1] in FORMATS else ""
 
-
+# %% ../../nbs/reference/data/load.ipynb #603c346d
 def read_rows(source: Source) -> Iterator[LocatedRow]:
     """Yield the rows of a source, each with where it stands.
 
@@ -362,7 +362,7 @@ def _object_rows(source: Any, place: str = "") -> Iterator[LocatedRow]:
             row = {name: without_nulls(x) for name, x in row.items()}
         yield f"{place}row {i}", row
 
-
+# %% ../../nbs/reference/data/load.ipynb #0b79ac17
 def _plain_row(row: Mapping) -> dict[str, Any]:
     "A row of pandas with lists in place of arrays, and None in place of NaN."
     return {str(name): None if _is_nan(x) else _plain(x) for name, x in row.items()}
@@ -400,7 +400,7 @@ def load_saved(path: str) -> Any:  # a datasets.Dataset
     places = " or ".join(os.path.join(path, split) for split in splits)
     raise ValueError(f"{path}: it holds several splits: name one, {places}")
 
-
+# %% ../../nbs/reference/data/load.ipynb #dca946ee
 def datasets_library(place: str) -> Any:
     "The package datasets. Raises ImportError, naming the source, where it is not installed."
     try:
@@ -454,7 +454,7 @@ def check_length(
                 f"{shorten(whole)}. Shorten or drop it",
             )
 
-
+# %% ../../nbs/reference/data/load.ipynb #8d50b1e3
 def count_tokens(
     whole: str | list[dict],  # a text, or turns
     tokenizer: PreTrainedTokenizerBase,

@@ -31,7 +31,7 @@ class ReadRow(NamedTuple):
 
 TEMPLATE_COLUMNS = ("tools", "documents", "chat_template_kwargs")  # for the chat template
 
-
+# %% ../../nbs/reference/data/rows.ipynb #be29608f
 def read_prompt(
     row: object,
     where: str,
@@ -70,7 +70,7 @@ def read_prompt(
         _refuse_template_columns(row, where, kept)
     return ReadRow({"prompt": prompt} | others, frozenset(unused))
 
-
+# %% ../../nbs/reference/data/rows.ipynb #96afaad6
 def _prompt_of_answers(row: Mapping, prompt: str | None, where: str) -> Any:
     """A prompt as the row's answers have it, so that all stages read the same.
 
@@ -96,7 +96,7 @@ def _prompt_of_answers(row: Mapping, prompt: str | None, where: str) -> Any:
             raise BadRow("column", where, "chosen and rejected have no prompt in common")
     return prompt
 
-
+# %% ../../nbs/reference/data/rows.ipynb #95b646ec
 def read_answer(
     row: object,
     where: str,
@@ -127,7 +127,7 @@ def read_answer(
         parts |= _for_template(row, prompt, where)
     return ReadRow(parts, frozenset(unused))
 
-
+# %% ../../nbs/reference/data/rows.ipynb #596f997d
 def read_pair(
     row: object,
     where: str,
@@ -150,7 +150,7 @@ def read_pair(
         parts["margin"] = margin
     return ReadRow(parts, frozenset(unused))
 
-
+# %% ../../nbs/reference/data/rows.ipynb #c7846b94
 CHANGES_MEANING = (
     *("image", "images", "video", "videos", "audio", "audios"),
     *("system", "system_prompt", "history", "input", "context"),
@@ -200,7 +200,7 @@ def as_object(row: object, stage: str, where: str, columns: Mapping[str, str]) -
             return {"prompt" if stage == "RL" else "messages": row}
     return require_object(row, where)
 
-
+# %% ../../nbs/reference/data/rows.ipynb #3015ec5d
 @dataclass
 class Opening:
     "What is given before an answer, as a row has it."
@@ -235,7 +235,7 @@ class Opening:
         ]
         return [with_system(self.system, [*self.history, *prompt], where), *turns]
 
-
+# %% ../../nbs/reference/data/rows.ipynb #b0944b3b
 def with_system(system: str | None, turns: list[dict], where: str) -> list[dict]:
     "Turns behind a system message. Raises BadRow for another one that stands there already."
     if not system:
@@ -251,7 +251,7 @@ def with_system(system: str | None, turns: list[dict], where: str) -> list[dict]
         )
     return turns
 
-
+# %% ../../nbs/reference/data/rows.ipynb #abe5e038
 def _opening_of(row: Mapping, fit: Fit, where: str, drop_answer: bool = False) -> Opening:
     "Read what is given: the opening of a shape, its input, its system message, its history."
     part = next((name for name in fit.shape.opening if name in fit.columns), None)
@@ -288,7 +288,7 @@ def _opening_of(row: Mapping, fit: Fit, where: str, drop_answer: bool = False) -
     history = _history_of(fit.value(row, "history"), where) if is_question else []
     return Opening(text, is_question, system or None, history)
 
-
+# %% ../../nbs/reference/data/rows.ipynb #1abb33bd
 def _history_of(history: object, where: str) -> list[dict]:
     "Turns of a history: messages, or questions and their answers. Raises BadRow for others."
     if not is_given(history) or (is_turns(history) and not history):
@@ -320,7 +320,7 @@ def _check_prompt(prompt: object, where: str) -> None:
             "leave it out",
         )
 
-
+# %% ../../nbs/reference/data/rows.ipynb #7d7ddd43
 def _read_answer(row: Mapping, fit: Fit, where: str, chat: bool) -> tuple[Any, Any]:
     "The prompt and the answer of a row: two texts, or two lists of turns."
     opening = _opening_of(row, fit, where)
@@ -342,7 +342,7 @@ def _read_answer(row: Mapping, fit: Fit, where: str, chat: bool) -> tuple[Any, A
         )
     return turns[:-1], turns[-1:]
 
-
+# %% ../../nbs/reference/data/rows.ipynb #22f33b2e
 def _answer_value(row: Mapping, fit: Fit, part: str, where: str) -> Any:
     "An answer: a text, or turns."
     name = fit.columns[part]
@@ -423,7 +423,7 @@ def _read_pair(row: Mapping, fit: Fit, where: str, chat: bool) -> _Pair:
     refuse_tie(answers[0], answers[1], where)
     return _Pair(prompt, *answers)
 
-
+# %% ../../nbs/reference/data/rows.ipynb #38f05746
 def _shared_prompt(
     prompt: list[dict] | str | None,
     chosen: list[dict] | str,
@@ -455,7 +455,7 @@ def _turns_behind(opening: object, turns: list[dict], name: str, where: str) -> 
         )
     return turns
 
-
+# %% ../../nbs/reference/data/rows.ipynb #0249bc0d
 def refuse_tie(chosen: object, rejected: object, where: str) -> None:
     "Raises BadRow if both responses are the same."
     if chosen == rejected:
@@ -487,7 +487,7 @@ def check_scores(row: Mapping, where: str) -> None:
                 "Exchange them, or drop the scores",
             )
 
-
+# %% ../../nbs/reference/data/rows.ipynb #a497042e
 def pair_margin(row: object, where: str) -> float | None:  # None: it has none
     """How far a pair's better answer should be ahead, from its column margin.
 
@@ -595,7 +595,7 @@ def _parsed(text: str) -> Any:  # None: it cannot be read
             continue
     return None
 
-
+# %% ../../nbs/reference/data/rows.ipynb #71b4d3cd
 def require_object(row: object, where: str) -> Mapping:
     """Return the row, if it has named columns.
 
@@ -644,7 +644,7 @@ ROLES = {  # of ShareGPT
     "function_call": "assistant",
 }
 
-
+# %% ../../nbs/reference/data/rows.ipynb #2fc0f5b1
 def check_turns(value: Sequence, name: str, where: str) -> list[dict]:
     """Return turns that have a role and a content, without the fields that are null.
 
@@ -681,7 +681,7 @@ def check_turns(value: Sequence, name: str, where: str) -> list[dict]:
         turns.append({"content": None} | kept)
     return turns
 
-
+# %% ../../nbs/reference/data/rows.ipynb #e9e76396
 def _check_parts(content: Sequence, place: str, where: str) -> None:
     "Raises BadRow for a part of a turn's content that has no text."
     for n, item in enumerate(content):
@@ -696,7 +696,7 @@ def _names(row: Mapping) -> str:
     "The names of an object's fields, for an error."
     return ", ".join(map(str, row)) or "no field"
 
-
+# %% ../../nbs/reference/data/rows.ipynb #5147db91
 def _from_share_gpt(turn: Mapping, place: str, where: str) -> dict[str, Any]:
     "A turn with role and content. Raises BadRow for a role that ShareGPT does not have."
     speaker = turn["from"]

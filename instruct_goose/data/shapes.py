@@ -85,6 +85,7 @@ _CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 2, 
 _ANSWERS = ("RL", "SFT", "KTO")
 _PAIRS = ("DPO", "reward model")
 
+# %% ../../nbs/reference/data/shapes.ipynb #a9682e16
 SHAPES = (
     Shape(
         "prompt",
@@ -259,7 +260,7 @@ def is_given(value: object) -> bool:
         return not math.isnan(value)
     return not (value is None or (isinstance(value, str) and value == ""))
 
-
+# %% ../../nbs/reference/data/shapes.ipynb #ba47384f
 def fit_shape(
     row: Mapping,
     where: str,
@@ -284,7 +285,7 @@ def fit_shape(
                 return _only_one(fits, where, row)
     raise _no_shape(row, where, stage, named)
 
-
+# %% ../../nbs/reference/data/shapes.ipynb #2a4c2de5
 _Columns = dict[str, list[str]]  # part → all columns that may hold it
 ONLY_BESIDE = {  # parts that mean something beside some openings alone
     "input": ("instruction",),
@@ -315,7 +316,7 @@ def _columns_for(part: str, names: Sequence[str], named: Mapping[str, str]) -> l
             return [theirs]
     return [name for name in PARTS[part] if name in names]
 
-
+# %% ../../nbs/reference/data/shapes.ipynb #6044c44b
 def _columns_of(
     shape: Shape, names: Sequence[str], stage: str, named: Mapping[str, str]
 ) -> _Columns | None:  # None: the row has not this shape
@@ -346,7 +347,7 @@ def _drop_other_columns(shape: Shape, columns: _Columns) -> None:
         if not columns.keys() & {*openings}:
             columns.pop(part, None)
 
-
+# %% ../../nbs/reference/data/shapes.ipynb #cb9bcbab
 def _only_one(fits: list[tuple[Shape, _Columns]], where: str, row: Mapping) -> Fit:
     "The shape of a row. Raises BadRow where there are several, or several columns for a part."
     shape, columns = fits[0]
@@ -413,7 +414,7 @@ def _no_shape(
     words.append(f"If a column has another name: {_mend(settable, *similar)}")
     return BadRow("column", where, ". ".join(words))
 
-
+# %% ../../nbs/reference/data/shapes.ipynb #6c2b4a76
 def _nearest(row: Mapping, stage: str, known: set[str]) -> Shape:
     "The shape of a stage of which a row has most parts, those that are known first."
     shapes = [shape for shape in SHAPES if stage in shape.stages]

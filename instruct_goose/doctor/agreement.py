@@ -75,7 +75,7 @@ def reference_of_other_tokens(run: Run) -> str | None:
             )
     return None
 
-
+# %% ../../nbs/reference/doctor/agreement.ipynb #6c16907f
 def other_beta(run: Run) -> str | None:
     """β stays, or follows kl_target by its own formula, to 0.2 %.
 
@@ -135,7 +135,7 @@ def policy_stands_still(run: Run) -> str | None:
         f"up to {max(norm for norm, _ in rows):.2g}"
     )
 
-
+# %% ../../nbs/reference/doctor/agreement.ipynb #6acd911e
 def steps_rounded_away(run: Run) -> str | None:
     """An update changes the weights that have a gradient.
 
@@ -245,7 +245,7 @@ def other_best_iteration(run: Run) -> str | None:
         f"{highest} has {evaluated[highest]:.4g}"
     )
 
-
+# %% ../../nbs/reference/doctor/agreement.ipynb #5892743f
 def same_responses(run: Run) -> str | None:
     """Responses with nats to spare do not repeat each other.
 
@@ -308,7 +308,7 @@ def _common_places(first: Mapping, second: Mapping, needs_token: bool) -> list[i
             break
     return places
 
-
+# %% ../../nbs/reference/doctor/agreement.ipynb #757f6a8a
 def one_state_two_numbers(run: Run, name: str, needs_token: bool) -> str | None:
     "Give evidence where more than a fifth of a column's pairs, and two or more, are not equal."
     is_half = rounding_limit(run) > 0.1
@@ -362,7 +362,7 @@ def groups_mixed(run: Run) -> str | None:
                 )
     return None
 
-
+# %% ../../nbs/reference/doctor/agreement.ipynb #95b8bc55
 def tokens_behind_the_end(run: Run) -> str | None:
     "A response's first end token is its last token, unless others wrote some of them."
     bad = []
@@ -384,7 +384,7 @@ def tokens_behind_the_end(run: Run) -> str | None:
         f"{iteration}, whose token {end} is an end"
     )
 
-
+# %% ../../nbs/reference/doctor/agreement.ipynb #6b673164
 def columns_of_other_rows(run: Run) -> str | None:
     """A prompt has the same other columns whenever it is asked.
 
@@ -434,7 +434,7 @@ def token_gradients_by_hand(run: Run) -> Iterator[Comparison]:
 def _charges_no_kl_in_loss(run: Run) -> bool:
     return run.config is not None and (run.config.kl_placement == "reward" or run.config.beta == 0)
 
-
+# %% ../../nbs/reference/doctor/agreement.ipynb #d2cf3d38
 def clip_bounds_off(run: Run) -> str | None:
     """The clip holds the tokens that it should, and no other ones.
 
@@ -462,7 +462,7 @@ def clip_bounds_off(run: Run) -> str | None:
         f"{response['advantages'][t].item():.3g}, which {said}: {place_of(response, t)}"
     )
 
-
+# %% ../../nbs/reference/doctor/agreement.ipynb #6a9a7f2d
 def token_gradient_rounded(run: Run) -> str | None:
     """In float32 the recorded −∂L/∂log π is that by hand, to four digits.
 

@@ -61,7 +61,7 @@ def optimizer_steps(run: Run) -> str | None:
             return f"iteration {iteration} has {updates:g} updates, the optimizer {steps:g} steps"
     return None
 
-
+# %% ../../nbs/reference/doctor/recomputed.ipynb #ea671554
 def schedule_misses(
     config: RLHFConfig, rows: Sequence[tuple[float | int, ...]], peak: float
 ) -> list[tuple[float | int, ...]]:
@@ -87,7 +87,7 @@ def rows_since_growth(
             return [row for row in rows if row[0] >= steps]
     return rows
 
-
+# %% ../../nbs/reference/doctor/recomputed.ipynb #f3f5d026
 def other_schedule(run: Run) -> str | None:
     """The learning rate is its first value times the schedule's factor.
 
@@ -116,7 +116,7 @@ def other_schedule(run: Run) -> str | None:
         "schedule"
     )
 
-
+# %% ../../nbs/reference/doctor/recomputed.ipynb #80c00a51
 def other_step_size(run: Run) -> str | None:
     """One of Adam's steps moves a weight by about the learning rate.
 
@@ -164,7 +164,7 @@ def other_discount(run: Run) -> str | None:
             return f"{letter} is {found:.3g} in the returns and {in_settings:g} in the settings"
     return None
 
-
+# %% ../../nbs/reference/doctor/recomputed.ipynb #4bc5945f
 def reference_moves(run: Run) -> str | None:
     "The weights of the reference stay, unless ref_every moves them."
     if any(run["reference_moved"]):
@@ -248,7 +248,7 @@ def recorded_responses(run: Run, *needs: str) -> Iterator[RecordedResponse]:
             if all(name in columns for name in needs):
                 yield RecordedResponse(iteration, metrics_of[iteration], record, columns)
 
-
+# %% ../../nbs/reference/doctor/recomputed.ipynb #5966ad9c
 def sampled_columns(record: Mapping, names: Sequence[str]) -> dict[str, Tensor]:
     """Take columns of a recorded response at the tokens that the policy sampled.
 
@@ -280,7 +280,7 @@ class Comparison(NamedTuple):
     tolerance: Tensor
     first: int = 0  # the sampled token that the first of them belongs to
 
-
+# %% ../../nbs/reference/doctor/recomputed.ipynb #d6d702b2
 def place_of(response: RecordedResponse, t: int) -> str:
     "Name the t-th sampled token of a response, with its prompt and its iteration."
     given = response.record.get("from_environment") or [False] * len(response.record["tokens"])
@@ -356,7 +356,7 @@ def kl_penalty_off(run: Run) -> str | None:
         comparisons.append(Comparison(response, recorded, expected, tolerance))
     return disagreement(comparisons, "rewards before the last token")
 
-
+# %% ../../nbs/reference/doctor/recomputed.ipynb #62c12063
 def score_off(run: Run) -> str | None:
     """r_T + β·k(ℓ_T) is the score, scaled as the settings say, to 0.3 %.
 
@@ -419,7 +419,7 @@ def compared_by_hand(response: RecordedResponse, config: RLHFConfig) -> float:
         return advantage / group_scale(group, config)
     return advantage
 
-
+# %% ../../nbs/reference/doctor/recomputed.ipynb #05942c9b
 def group_scale(group: Sequence[float], config: RLHFConfig) -> float:
     "What GRPO divides by: the standard deviation of the group's totals, plus 10⁻⁴."
     spread = stdev(group) if config.group_ddof else pstdev(group)
@@ -444,7 +444,7 @@ class AdvantagesByHand(NamedTuple):
     advantages: Tensor  # (T,)
     rounding: float  # how far they may be off, since the record has four digits
 
-
+# %% ../../nbs/reference/doctor/recomputed.ipynb #0a291fe6
 def advantages_by_hand(run: Run, *needs: str) -> Iterator[AdvantagesByHand]:
     """Yield Â before whitening of each recorded response that has all it takes.
 
@@ -538,7 +538,7 @@ def responses_with_shares(run: Run, *needs: str) -> Iterator[tuple[RecordedRespo
         if shares and len(responses) == len(run.tokens[iteration]):
             yield from zip(responses, shares, strict=True)
 
-
+# %% ../../nbs/reference/doctor/recomputed.ipynb #a1f23093
 def log_ratio_by_level(moved: Tensor, level: str) -> Tensor:
     "Compute log ρ of each token, from log π − log π_old, (T,), by ratio_level."
     if level == "token":
@@ -578,7 +578,7 @@ def penalty_by_hand(moved: Tensor, response: RecordedResponse, config: RLHFConfi
     ratio = moved.clamp(max=20.0).exp()
     return penalty * (ratio.detach() if estimator == "k2" else ratio)
 
-
+# %% ../../nbs/reference/doctor/recomputed.ipynb #3557d75b
 def logprob_gradient_by_hand(
     moved: Tensor, response: RecordedResponse, share: float, config: RLHFConfig
 ) -> Tensor:
@@ -632,7 +632,7 @@ def token_gradient_off(run: Run) -> str | None:
         comparisons.append(Comparison(response, response["negative_gradient"], expected, tolerance))
     return disagreement(comparisons, "−∂L/∂log π after the update", 0.02)
 
-
+# %% ../../nbs/reference/doctor/recomputed.ipynb #6c7f698c
 def value_gradient_off(run: Run) -> str | None:
     """−∂L/∂V after the update is vf_coef·share·(R̂ − V).
 
@@ -728,7 +728,7 @@ def same_random_numbers(run: Run) -> str | None:
         return None
     return f"recorded responses begin as those before, with {mean(nats):.2g} nats on average"
 
-
+# %% ../../nbs/reference/doctor/recomputed.ipynb #0d5c8e32
 def cached_scores(run: Run) -> str | None:
     """Different responses to one prompt do not all have one score.
 

@@ -190,7 +190,7 @@ PANELS = {
     "Variance of the returns that the values explain": {"explained_variance": "explained"},
 }
 
-
+# %% ../../nbs/reference/doctor/report.ipynb #ab69ce15
 class Line(NamedTuple):
     "A curve, and around it the range of several seeds."
 
@@ -282,7 +282,7 @@ APART = (  # settings in which runs of one group may differ
     "track_every",
 )
 
-
+# %% ../../nbs/reference/doctor/report.ipynb #85bbe36f
 def groups_of(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:  # label → its seeds
     """Put runs with the same settings, seeds apart, into one group.
 
@@ -550,7 +550,7 @@ def run_report(config: ReportConfig) -> Path:  # the page
     page = make_page(run.name, " · ".join(run_facts(run)), sections, record)
     return save_page(config.out or Path(config.run_dir) / "report.html", page)
 
-
+# %% ../../nbs/reference/doctor/report.ipynb #fce3d6f2
 def run_facts(run: RunRecord) -> list[str]:
     "Collect algorithm, seed, length, CPU time and why the run ended, where known."
     facts = []
@@ -601,7 +601,7 @@ def run_compare(config: CompareConfig) -> Path:  # the page
     }
     return save_page(config.out, make_page("Runs compared", ", ".join(groups), sections))
 
-
+# %% ../../nbs/reference/doctor/report.ipynb #ea71ab94
 def bands(groups: Mapping[str, Sequence[RunRecord]], key: str) -> list[Line]:
     "Make a line for each group that logged this metric, always in its own colour."
     lines = []

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['KEYS', 'PART', 'LARGEST', 'RENAMED', 'Find', 'FLOAT32', 'METRIC_RULES', 'Finding', 'Run', 'checked_metrics',
-           'checked_number', 'trainer_config', 'with_new_names', 'read_metrics', 'is_rl_log', 'always', 'learns_values',
-           'charges_kl', 'has_reference', 'compares_groups', 'rewards_entropy', 'corrects_importance',
-           'scores_are_asked_again', 'Verdict', 'Rule', 'rounding_limit', 'count_responses', 'last_quarter',
-           'above_limit', 'above_at_start', 'median_outside', 'has_fallen', 'noisy_forward', 'start_kl',
+           'checked_number', 'trainer_config', 'with_new_names', 'read_metrics', 'read_metric_lines', 'is_rl_log',
+           'always', 'learns_values', 'charges_kl', 'has_reference', 'compares_groups', 'rewards_entropy',
+           'corrects_importance', 'scores_are_asked_again', 'Verdict', 'Rule', 'rounding_limit', 'count_responses',
+           'last_quarter', 'above_limit', 'above_at_start', 'median_outside', 'has_fallen', 'noisy_forward', 'start_kl',
            'padding_counted', 'sampler_mismatch', 'sampler_left_behind', 'nll_off_entropy', 'foreign_prompts',
            'charged_k1', 'Charge', 'charges', 'kl_estimate_off', 'negative_k1', 'negative_kl', 'kl_sign',
            'equal_rewards', 'no_policy_gradient', 'ratio_never_moves', 'values_stand_still', 'ends_unseen',
@@ -131,7 +131,7 @@ def checked_metrics(metrics: Sequence[Mapping[str, object]]) -> list[dict]:
         raise ValueError(f"metrics holds none of the numbers that the rules read: {KEYS[1:]}")
     return rows
 
-
+# %% ../../nbs/reference/doctor/rules.ipynb #d72db115
 def checked_number(x: object, what: str) -> float:
     """x as a float of at most 10¹⁰⁰.
 
@@ -188,11 +188,17 @@ def with_new_names(row: Mapping) -> dict:
 def read_metrics(run_dir: str | Path) -> tuple[list[dict], str]:  # iterations, and a note or ""
     """Read the lines of `run_dir/metrics.jsonl`.
 
-    Metrics that an older version wrote get their names of today. A last line without its end is
-    left out, with a note. Raises FileNotFoundError without the
-    file, ValueError naming the first bad line.
+    Raises FileNotFoundError without the file, and as `read_metric_lines`.
     """
-    path = require_log(run_dir)
+    return read_metric_lines(require_log(run_dir))
+
+
+def read_metric_lines(path: Path) -> tuple[list[dict], str]:  # iterations, and a note or ""
+    """Read a file of lines as in metrics.jsonl.
+
+    Metrics that an older version wrote get their names of today. A last line without its end is
+    left out, with a note. Raises ValueError naming the first bad line.
+    """
     rows = []
     lines = path.read_bytes().split(b"\n")
     for i, line in enumerate(lines, 1):
@@ -245,7 +251,7 @@ def compares_groups(run: Run) -> bool:
     "Can responses be compared within a group of several?"
     return run.setting("group_size") != 1
 
-
+# %% ../../nbs/reference/doctor/rules.ipynb #24c8db75
 def rewards_entropy(run: Run) -> bool:
     "Can there be an entropy bonus?"
     return run.setting("ent_coef") != 0 or run.setting("entropy_target") is not None
@@ -271,7 +277,7 @@ class Verdict(NamedTuple):
     what: str  # what is wrong, in a line
     cure: str  # in a line
 
-
+# %% ../../nbs/reference/doctor/rules.ipynb #119e649b
 class Rule(NamedTuple):
     """How to find one thing that is wrong in a run, and what to say about it.
 
@@ -347,7 +353,7 @@ def above_at_start(run: Run, name: str, limit: float) -> str | None:
             return f"{name} is {x:.2g} in iteration 0, before any update"
     return None
 
-
+# %% ../../nbs/reference/doctor/rules.ipynb #132b2a25
 def median_outside(
     name: str, numbers: Sequence[float], low: float = -math.inf, high: float = math.inf
 ) -> str | None:
@@ -391,7 +397,7 @@ def start_kl(run: Run) -> str | None:
     """
     return above_at_start(run, "kl_to_reference", 1e-3)
 
-
+# %% ../../nbs/reference/doctor/rules.ipynb #c7c2121d
 def padding_counted(run: Run) -> str | None:
     """Responses differ in length: if all are as long as the longest, padding counts.
 
@@ -419,7 +425,7 @@ def padding_counted(run: Run) -> str | None:
         f"{finished:.2g} on average"
     )
 
-
+# %% ../../nbs/reference/doctor/rules.ipynb #3f577a23
 def sampler_mismatch(run: Run) -> str | None:
     """Sampler and policy give a token the same probability, up to `rounding_limit`.
 
@@ -557,7 +563,7 @@ def kl_estimate_off(run: Run) -> str | None:
         f"more than 1.5 times as large in {sum(above)} of {len(above)} iterations"
     )
 
-
+# %% ../../nbs/reference/doctor/rules.ipynb #4aa31999
 def negative_k1(run: Run) -> str | None:
     """Give evidence where k1 as charged is far below 0.
 
@@ -595,7 +601,8 @@ def equal_rewards(run: Run) -> Verdict | None:
 
     Evidence is a median of 0.8 or more groups of equal rewards, or a reward_std of 0 of several
     responses. The words say whether the responses are all right, all wrong, or some groups this
-    and others that, by where reward_mean lies between the run's lowest and highest score.
+    and others that, by where reward_mean lies between the run's lowest and highest score, where
+    these are logged.
     """
     groups = run["flat_groups"] if compares_groups(run) else []
     evidence = median_outside("flat_groups", groups, high=0.8)
@@ -612,15 +619,18 @@ def _has_several_scores(row: Mapping[str, float | int]) -> bool:
     is_single = "tokens" in row and "response_length" in row and count_responses(row) < 1.5
     return "reward_std" in row and not is_single
 
-
+# %% ../../nbs/reference/doctor/rules.ipynb #68f013fb
 def _right_or_wrong(run: Run, evidence: str) -> Verdict:
     "Say which of the equal rewards these are."
     what = "most responses that are compared have the same reward: nothing to learn from"
     cure = "a finer reward, prompts that are neither too easy nor too hard, larger groups"
-    lows = run["reward_min"] or run["reward_mean"]
-    highs = run["reward_max"] or run["reward_mean"]
-    if not lows or not highs or not run["reward_mean"]:
+    lows = run["reward_min"]
+    highs = run["reward_max"]
+    if not run["reward_mean"]:
         return Verdict(evidence, what, cure)
+    if not lows or not highs:  # of means alone nobody knows where single scores lie
+        end = mean(last_quarter(run["reward_mean"]))
+        return Verdict(f"{evidence}, and at the end reward_mean is {end:.3g}", what, cure)
     low = min(lows)
     high = max(highs)
     end = mean(last_quarter(run["reward_mean"]))
@@ -646,7 +656,7 @@ def _right_or_wrong(run: Run, evidence: str) -> Verdict:
         )
     return Verdict(evidence, f"{what}. Some prompts are always right and others always wrong", cure)
 
-
+# %% ../../nbs/reference/doctor/rules.ipynb #138007f7
 def no_policy_gradient(run: Run) -> str | None:
     """Where rewards differ, the policy has a gradient.
 
@@ -774,7 +784,7 @@ def value_loss_off(run: Run) -> str | None:
             return missing
     return median_outside("value_gradient_scale", run["value_gradient_scale"], 0.7, 1.4)
 
-
+# %% ../../nbs/reference/doctor/rules.ipynb #262c5950
 def entropy_bonus_off(run: Run) -> str | None:
     """∂L/∂S is −ent_coef: the measured gradient is the expected one.
 
@@ -852,7 +862,7 @@ def noisy_reward(run: Run) -> str | None:
     """
     return above_limit(run, "reward_noise", 0.05)
 
-
+# %% ../../nbs/reference/doctor/rules.ipynb #a5015a5a
 def reward_of_other_rows(run: Run) -> str | None:
     """A text has the same score beside other texts.
 
@@ -902,7 +912,7 @@ class LargeStep(NamedTuple):
     iteration: int
     exact_per_token: float  # of the exact KL, where it was logged
 
-
+# %% ../../nbs/reference/doctor/rules.ipynb #d06f4945
 def large_steps(run: Run) -> str | None:
     """An iteration moves the policy by less than 0.3 nats per token.
 
@@ -965,7 +975,7 @@ def entropy_collapse(run: Run) -> str | None:
     "A quarter of the first iteration's entropy is left at the end, from 4 on."
     return has_fallen(run, "entropy", first=1, at_least=4, share=0.25)
 
-
+# %% ../../nbs/reference/doctor/rules.ipynb #5d7cc4f8
 def length_collapse(run: Run) -> str | None:
     """Responses keep a third of the length that they had at first.
 

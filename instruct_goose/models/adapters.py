@@ -38,7 +38,7 @@ class LeftOut(UserWarning):
     reach them.
     """
 
-
+# %% ../../nbs/guides/lora.ipynb #1d41f9ab
 def expert_parameters(
     model: PreTrainedModel,
     first: int = 0,  # block
@@ -74,7 +74,7 @@ def _warn_of_left_out(model: PreTrainedModel, of_experts: dict[str, nn.Parameter
         stacklevel=3,
     )
 
-
+# %% ../../nbs/guides/lora.ipynb #7614ae89
 def with_lora(
     model: PreTrainedModel,  # a causal LM; it is changed in place
     rank: int = 16,
@@ -165,7 +165,7 @@ def require_peft() -> Any:
         ) from e
     return peft
 
-
+# %% ../../nbs/guides/lora.ipynb #0387e06b
 def four_bits() -> dict[str, Any]:
     """Make the options of `load_model` for QLoRA's frozen weights.
 
@@ -225,7 +225,7 @@ def _adds_nothing_yet(model: PreTrainedModel) -> bool:
             return False
     return True
 
-
+# %% ../../nbs/guides/lora.ipynb #93980b8d
 def copy_sharing_frozen(model: PreTrainedModel) -> PreTrainedModel:
     """Copy a model; with adapters, the copy shares the tensors that do not learn.
 
@@ -323,7 +323,7 @@ def merge_adapters(
     """
     return merge_in_place(copy.deepcopy(model))
 
-
+# %% ../../nbs/guides/lora.ipynb #6873bac1
 def merge_in_place(model: PreTrainedModel) -> PreTrainedModel:  # plain, of the same tensors
     """Merge adapters as `merge_adapters` does, without a copy.
 

@@ -293,7 +293,7 @@ class Agent(nn.Module):
         agent.value_head.load_state_dict(load_file(file))
         return agent
 
-
+# %% ../../nbs/learn/13_agent.ipynb #e9483fe1
 def _move_tokens(x: Tensor, source: Tensor, target: Tensor) -> Tensor:
     "Move what stands at one mask to another with as many tokens in each row; 0 elsewhere."
     return x.new_zeros(x.shape).index_put((target,), x[source])
@@ -322,7 +322,7 @@ def require_unshared(model: nn.Module, ref_model: nn.Module) -> None:
             "pass create_reference_model(model)"
         )
 
-
+# %% ../../nbs/learn/13_agent.ipynb #f86a5ecd
 def make_reference(
     ref_model: nn.Module | None,  # None: a copy of the policy
     agent: Agent,

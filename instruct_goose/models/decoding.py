@@ -138,7 +138,7 @@ class PreallocatedLayer(StaticLayer):
         values.index_copy_(2, self.cumulative_length, value_states.to(values.dtype))
         return keys, values
 
-
+# %% ../../nbs/reference/models/decoding.ipynb #91451be6
 class StaticSteps(LibrarySteps):
     """One token in, logits out, through transformers' forward over a fixed-size cache.
 
@@ -376,7 +376,7 @@ class CaptureSpace:
         current.wait_stream(self.stream)
         return graph
 
-
+# %% ../../nbs/reference/models/decoding.ipynb #d36de5f0
 @cache
 def capture_space(device: torch.device) -> CaptureSpace:
     "Make the capture space of a GPU, once."
@@ -460,7 +460,7 @@ def concat_weights(*weights: Tensor) -> Tensor:
         return whole.to(torch.get_autocast_dtype(device))
     return whole
 
-
+# %% ../../nbs/reference/models/decoding.ipynb #1a2bfc87
 def linear_layer(*linears: Any) -> RowFunction:
     "Make x ↦ x·Wᵀ + b of one linear layer, or of several side by side."
     weight = concat_weights(*(linear.weight for linear in linears))
@@ -529,7 +529,7 @@ def rms_norm(norm: llama.LlamaRMSNorm) -> RowFunction:
     epsilon = norm.variance_epsilon
     return lambda x: F.rms_norm(x, weight.shape, weight, epsilon)
 
-
+# %% ../../nbs/reference/models/decoding.ipynb #edfa724b
 def llama_functions(
     model: llama.LlamaForCausalLM,
     length: int,  # tokens of the longest text
@@ -602,7 +602,7 @@ def is_unhooked(
             return False
     return True
 
-
+# %% ../../nbs/reference/models/decoding.ipynb #494c72ca
 def has_static_steps(model: PreTrainedModel) -> bool:
     """Can the model's own forward be stepped by `StaticSteps`?
 
@@ -694,7 +694,7 @@ def start_decoding(
         )
     return logits, library
 
-
+# %% ../../nbs/reference/models/decoding.ipynb #183fd6de
 def _faster_step(
     model: PreTrainedModel, mask: Tensor, past: Any, max_new_tokens: int, graph: bool
 ) -> OwnSteps | StaticSteps | None:

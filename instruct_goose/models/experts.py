@@ -57,7 +57,7 @@ def experts_per_token(model: PreTrainedModel | None) -> int | None:
     found = getattr(config, "num_experts_per_tok", None) or getattr(inner, "moe_top_k", None)
     return found if isinstance(found, int) else None
 
-
+# %% ../../nbs/reference/models/experts.ipynb #b15fe701
 def router_coef(
     module: nn.Module,  # a model, or what holds one: an agent, a reward model
     setting: float | None = None,  # None: as the model's configuration says
@@ -81,7 +81,7 @@ def router_coef(
         )
     return float(setting)
 
-
+# %% ../../nbs/reference/models/experts.ipynb #9c58c3e3
 _READABLE: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
@@ -133,7 +133,7 @@ class RouterRecord:
             )
         return load_balancing_loss(torch.cat(self.passes, 1), self.top_k)
 
-
+# %% ../../nbs/reference/models/experts.ipynb #1e383727
 _RECORD: ContextVar[RouterRecord | None] = ContextVar("_RECORD", default=None)
 
 
@@ -149,7 +149,7 @@ def record_routers(module: nn.Module) -> Iterator[RouterRecord]:
         yield record
     record.is_open = False
 
-
+# %% ../../nbs/reference/models/experts.ipynb #f5605c4a
 @contextmanager
 def continue_record(record: RouterRecord | None) -> Iterator[None]:
     """Let passes inside the block belong to this record.

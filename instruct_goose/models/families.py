@@ -101,7 +101,7 @@ class RecomputeAsRead:
             return _all_in_eval(self.model), _all_in_eval(self.model)
         return nullcontext(), nullcontext()
 
-
+# %% ../../nbs/reference/models/families.ipynb #dc94e28c
 def recompute_layers(model: PreTrainedModel) -> None:
     """Turn on gradient checkpointing: of each layer only its input is kept.
 
@@ -184,7 +184,7 @@ def plain_options(model: nn.Module) -> dict[str, Any]:
         options["output_router_logits"] = False
     return options
 
-
+# %% ../../nbs/reference/models/families.ipynb #806ce1f1
 def main_output(
     model: nn.Module,
     output: object,  # of its forward pass

@@ -35,6 +35,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+
+# %% ../../nbs/reference/models/loading.ipynb #d44f85e6
 from transformers.utils import logging
 
 from ..core.checks import install
@@ -89,7 +91,7 @@ def _holds_whole_model(directory: Path) -> bool:
     weights = [*directory.glob("*.safetensors*"), *directory.glob("*.bin*")]
     return bool(weights) and (directory / "config.json").is_file()
 
-
+# %% ../../nbs/reference/models/loading.ipynb #de0a5122
 def holds_adapters(directory: str | Path) -> bool:
     "Does a directory hold adapters instead of a whole model?"
     return (Path(directory) / "adapter_config.json").is_file()
@@ -97,7 +99,7 @@ def holds_adapters(directory: str | Path) -> bool:
 
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # in a configuration
 
-
+# %% ../../nbs/reference/models/loading.ipynb #1d5428b3
 def check_files(directory: Path) -> None:
     """Compare the headers of a model's files with its configuration.
 
@@ -138,7 +140,7 @@ def _stored_dtypes(directory: Path) -> dict[str, str]:
             raise ValueError(f"{file}: {first_line_of(e)}. Copy the file again") from e
     return dtypes
 
-
+# %% ../../nbs/reference/models/loading.ipynb #50ffa39e
 def read_config(file: Path) -> dict[str, Any]:
     """Read a JSON file of names and values.
 
@@ -207,7 +209,7 @@ def load_model(
         return model.float()
     return model
 
-
+# %% ../../nbs/reference/models/loading.ipynb #49d84614
 def load_tokenizer(
     source: str | Path,  # as for `find_model`; a directory of a tokenizer alone will do
     **options: Any,  # for transformers' `from_pretrained`
@@ -230,7 +232,7 @@ def load_tokenizer(
         )
     return tokenizer
 
-
+# %% ../../nbs/reference/models/loading.ipynb #326052b1
 def load_generation_config(
     source: str | Path,  # as for `find_model`
 ) -> GenerationConfig:
@@ -255,7 +257,7 @@ def saved_ends(directory: str | Path) -> Any:  # an id, a list of ids, or None: 
     file = Path(directory) / "generation_config.json"
     return read_config(file).get("eos_token_id") if file.is_file() else None
 
-
+# %% ../../nbs/reference/models/loading.ipynb #8f5e0725
 def load_config(
     source: str | Path,  # as for `find_model`
 ) -> PretrainedConfig:
@@ -321,7 +323,7 @@ def load_part(
             reason = "the shapes of the weights are not those of config.json"
         raise ValueError(f"{source}: no {kind} can be loaded from it: {reason}") from e
 
-
+# %% ../../nbs/reference/models/loading.ipynb #7af3502d
 def first_line_of(error: Exception) -> str:
     """Take the first line of an error's message, at most 200 characters of it.
 
@@ -360,7 +362,7 @@ def check_loaded_weights(
                 "strict=False leaves out what is missing or unknown"
             )
 
-
+# %% ../../nbs/reference/models/loading.ipynb #dc481586
 def without_tied(model: PreTrainedModel, missing: Iterable[str]) -> list[str]:
     "Leave out missing names of tensors that were loaded under another name: a tied head's."
     names = set(missing)
@@ -436,7 +438,7 @@ def load_adapters(
         model.generation_config.eos_token_id = ends or model.generation_config.eos_token_id
     return widen_trainable(model)
 
-
+# %% ../../nbs/reference/models/loading.ipynb #10e7c3af
 def fit_embedding(model: PreTrainedModel, directory: str | Path) -> None:
     """Resize a base's embedding, in place, to the one that was saved with adapters.
 
@@ -465,7 +467,7 @@ def saved_embedding_rows(
                     return tensors.get_slice(key).get_shape()[0]
     return None
 
-
+# %% ../../nbs/reference/models/loading.ipynb #d51b0725
 def base_model_of(directory: str | Path) -> str:
     """Find the directory of adapters' base model.
 
@@ -537,7 +539,7 @@ def load_smollm(
         save_atomically(cache, model, tokenizer)
     return model.eval(), tokenizer
 
-
+# %% ../../nbs/reference/models/loading.ipynb #79be7f99
 def require_smollm(cache: str | Path | None = None) -> bool:
     """Is an ordinary model in the cache?
 
@@ -656,7 +658,7 @@ class SavesPretrained(Protocol):
 
 WEIGHTS = "model*.safetensors*"  # transformers' names of whole weights, shards and their index
 
-
+# %% ../../nbs/reference/models/loading.ipynb #43d5efa3
 def save_model(
     model: SavesPretrained,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -688,7 +690,7 @@ def save_model(
         if is_shown:
             logging.enable_progress_bar()
 
-
+# %% ../../nbs/reference/models/loading.ipynb #ef538888
 def align_ends(file: Path, eos_ids: Sequence[int]) -> None:
     """Rewrite a generation config so that it stops at these ids, if it does not.
 

@@ -57,7 +57,7 @@ def fit_row(
         return None
     return sides
 
-
+# %% ../../nbs/reference/models/long_rows.ipynb #8df5e832
 def fit_rows(
     rows: Sequence[Row],
     limit: int | None,  # tokens; None: any number

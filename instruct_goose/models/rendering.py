@@ -78,7 +78,7 @@ def prompt_and_answer(row: Any, side: str = "completion") -> tuple[Any, Any]:
         return row[:-1], row[-1:]
     return row.get("prompt") or "", row[side]
 
-
+# %% ../../nbs/reference/models/rendering.ipynb #7955ce19
 def pair_parts(i: int, pair: Any) -> tuple[Any, Any, Any]:  # prompt, chosen, rejected
     """Pair i's prompt and its two answers.
 
@@ -104,7 +104,7 @@ def pair_parts(i: int, pair: Any) -> tuple[Any, Any, Any]:  # prompt, chosen, re
         return chosen[:shared], chosen[shared:], rejected[shared:]
     return prompt, chosen, rejected
 
-
+# %% ../../nbs/reference/models/rendering.ipynb #2f0be79e
 def template_columns(row: Any) -> dict[str, Any]:
     """Template arguments among the columns of a row.
 
@@ -182,7 +182,7 @@ def message_texts(message: Message, name: str) -> list[str]:
         texts.append(part["text"])
     return texts
 
-
+# %% ../../nbs/reference/models/rendering.ipynb #c5421d57
 def with_marks(messages: Sequence[Message]) -> tuple[list[dict], list[list[str]]]:
     """Put a mark in the place of each text of each message.
 
@@ -212,7 +212,7 @@ def without_blanks(text: str) -> str:
     """
     return "".join(text.split())
 
-
+# %% ../../nbs/reference/models/rendering.ipynb #c9c78c86
 def times_in(text: str, rendered: str) -> int:
     """Count how often a text occurs in a rendered one, as it is or as JSON has it.
 
@@ -241,7 +241,7 @@ def with_arguments_as_json(message: Message) -> dict[str, Any]:
         calls.append({**call, "function": inner} if "function" in call else inner)
     return {**message, "tool_calls": calls}
 
-
+# %% ../../nbs/reference/models/rendering.ipynb #88d3d69c
 def is_written_as_python(arguments: Mapping[str, Any], text: str) -> bool:
     "Does a text hold arguments as Python prints them, which is not how JSON does?"
     as_python = str(arguments)
@@ -652,7 +652,7 @@ class Renderer:
             return answer.rstrip(), ""
         return answer[: found.start()], found[0].rstrip()
 
-
+# %% ../../nbs/reference/models/rendering.ipynb #50eb6473
 def left_out(name: str, turn: int, message: Message, words: str) -> ValueError:
     "Make the error for words of a message that are not in the rendered text."
     return ValueError(

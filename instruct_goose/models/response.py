@@ -141,7 +141,7 @@ def layout_of(
         lengths=lengths[:, 0].tolist(),
     )
 
-
+# %% ../../nbs/reference/models/response.ipynb #a1ae92e8
 def _longest_row(query_lengths: Tensor, lengths: Tensor, limit: int | None) -> int:
     "Tokens in the longest row. Raises ValueError if the model's context has no room for it."
     row = int((query_lengths + lengths).argmax())

@@ -393,7 +393,7 @@ def score_in_batches(
                 scores[i] = x
     return scores
 
-
+# %% ../../nbs/learn/14_reward_model.ipynb #03847ab4
 def template_rows(
     n: int,  # rows
     tools: Sequence | None,  # columns of the data
@@ -418,7 +418,7 @@ def prompt_texts(
         return [prompt if isinstance(prompt, str) else "" for prompt in prompts]
     return tokenizer.batch_decode([list(ids) for ids in prompt_ids], skip_special_tokens=True)
 
-
+# %% ../../nbs/learn/14_reward_model.ipynb #ef0af093
 def rendered_answers(
     tokenizer: PreTrainedTokenizerBase,  # the one that reads
     rows: Sequence[str | Sequence[int]],  # decoded texts, or ids, which stay
@@ -443,7 +443,7 @@ def rendered_answers(
                 break
     return rendered
 
-
+# %% ../../nbs/learn/14_reward_model.ipynb #dd7232fd
 def rendered_chats(
     tokenizer: PreTrainedTokenizerBase,  # the one that reads
     texts: Sequence[str | Sequence[int]],
@@ -497,7 +497,7 @@ class CutTexts(UserWarning):
     Said once for each classifier.
     """
 
-
+# %% ../../nbs/learn/14_reward_model.ipynb #4604779f
 class Classifier:
     """A sequence classifier as a reward: its logit, or the log-odds of one label.
 

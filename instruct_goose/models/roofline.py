@@ -41,7 +41,7 @@ CARDS = {  # a part of the card's name, as torch reports it
     "A100-SXM4-80GB": Card(312e12, 156e12, 19.5e12, 2.04e12),
 }
 
-
+# %% ../../nbs/guides/one_gpu.ipynb #48e75f99
 def roofline(
     config: PretrainedConfig,
     card: Card,

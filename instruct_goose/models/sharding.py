@@ -118,7 +118,7 @@ class Shards:
                 scattered[moment][name] = shard_like(x, shard) if is_one_per_weight else x
         return scattered
 
-
+# %% ../../nbs/guides/fsdp.ipynb #c6e08041
 def shard_like(x: Tensor, shard: "DTensor") -> "DTensor":
     "Take the part of a whole tensor that `shard` is of another one. Nothing is sent."
     from torch.distributed.tensor import distribute_tensor
@@ -313,7 +313,7 @@ def accumulate_gradient(
     all_reduce_gradients(module.parameters())
     return [trace for traces in by_process for trace in traces]
 
-
+# %% ../../nbs/guides/fsdp.ipynb #55b52d98
 def _accumulate_sharded(
     module: nn.Module,
     backward: Callable[[Batch], Trace],

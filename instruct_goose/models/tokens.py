@@ -133,7 +133,7 @@ def encode_all(
     require_fitting(rows, texts, limit, name)
     return rows
 
-
+# %% ../../nbs/reference/models/tokens.ipynb #7b7cb0ae
 def require_fitting(
     rows: Sequence[Sequence[int]],
     texts: Sequence[str],  # what they are the ids of

@@ -33,7 +33,7 @@ def unreadable_tokens(
     tokens = {i: token for token, i in tokenizer.get_vocab().items() if i >= rows}
     return dict(sorted(tokens.items()))
 
-
+# %% ../../nbs/reference/models/vocabulary.ipynb #a16492dd
 def warn_of_unreadable(tokenizer: PreTrainedTokenizerBase, rows: int) -> None:
     "Name the tokens that a model cannot read, in one warning."
     tokens = unreadable_tokens(tokenizer, rows)
@@ -64,7 +64,7 @@ def unreadable_text(token_id: int, rows: int, tokenizer: PreTrainedTokenizerBase
         "model.resize_token_embeddings(len(tokenizer))"
     )
 
-
+# %% ../../nbs/reference/models/vocabulary.ipynb #98baaa08
 def require_readable(
     batch: Sequence[Sequence[int]],  # token ids
     rows: int,

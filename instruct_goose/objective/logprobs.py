@@ -95,7 +95,8 @@ def logprobs_from_hidden(
     _check_ids(tokens, len(weight))
     if torch.is_autocast_enabled(hidden.device.type):
         narrow = torch.get_autocast_dtype(hidden.device.type)
-        hidden, weight = hidden.to(narrow), weight.to(narrow)
+        hidden = hidden.to(narrow)
+        weight = weight.to(narrow)
         bias = None if bias is None else bias.to(narrow)
     return LogprobsInPieces.apply(
         hidden, weight, bias, tokens, temperature, with_entropy, chunk_bytes

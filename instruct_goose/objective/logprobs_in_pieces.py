@@ -303,6 +303,7 @@ def compare_heads(
         kl[rows, columns.start // shape[1]] = -(ref_logq.sub_(logq).mul_(q)).sum(-1)
         pi.read_entropy(q, logq, rows, columns)
         del logq, ref_logq, q  # before the next tile is made
-    log_w, log_u = pi.log_weights(), ref.log_weights()
+    log_w = pi.log_weights()
+    log_u = ref.log_weights()
     whole = (log_w.exp() * (log_w - log_u + kl)).sum(-1)
     return Compared(pi.logprobs(tokens), ref.logprobs(tokens), pi.whole_entropy(), whole)

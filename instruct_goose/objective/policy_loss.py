@@ -176,7 +176,7 @@ SURROGATES: dict[str, Surrogate] = {
     "weight": Surrogate(_weight_objective, _weight_clipped),
 }
 
-
+# %% ../../nbs/learn/08_policy_loss.ipynb #3bdab3ce
 def complete_settings(
     surrogate: str,  # one of SURROGATES
     changed: Mapping[str, float] | None = None,  # of its settings; None: the defaults

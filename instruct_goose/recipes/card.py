@@ -48,7 +48,7 @@ model, tokenizer = load_model(path), load_tokenizer(path)
 # loaded by transformers or peft alone, the model ends its answers as its base does, until
 # model.generation_config = GenerationConfig.from_pretrained(path)"""
 
-
+# %% ../../nbs/reference/recipes/card.ipynb #966ad297
 def model_card(summary: Mapping[str, Any]) -> str:  # Markdown, with the Hub's header
     """Write what a policy was trained from, how, how far, and how to load it.
 
@@ -85,7 +85,7 @@ def model_card(summary: Mapping[str, Any]) -> str:  # Markdown, with the Hub's h
     )
     return f"---\n{header.to_yaml()}\n---\n\n{text}"
 
-
+# %% ../../nbs/reference/recipes/card.ipynb #2494ebe5
 def is_hub_name(place: str) -> bool:
     "Can this be a model of the Hub, `name` or `owner/name`, and no directory here?"
     path = Path(place)

@@ -44,6 +44,8 @@ from instruct_goose.core.checks import (
     shorten,
     Threads,
 )
+
+# %% ../../nbs/reference/recipes/inputs.ipynb #5f366327
 from instruct_goose.core.files import (
     require_python_file,
     require_settings_file,
@@ -170,7 +172,7 @@ def read_demos(
     warn_of_unused(found.unused)
     return demos
 
-
+# %% ../../nbs/reference/recipes/inputs.ipynb #c5ae9716
 def read_preferences(
     source: Source,
     tokenizer: PreTrainedTokenizerBase,
@@ -210,7 +212,7 @@ def read_preferences(
     warn_of_unused(found.unused)
     return pairs
 
-
+# %% ../../nbs/reference/recipes/inputs.ipynb #c715bd8c
 def check_fit(
     row: list[Side],
     policy: RowPolicy,
@@ -238,7 +240,7 @@ def check_fit(
         raise BadRow("tie", where, f"it has {length}: both answers are the same where it is cut")
     report.cut += 1
 
-
+# %% ../../nbs/reference/recipes/inputs.ipynb #ad3fe8b6
 def with_arguments(row: Any, arguments: Mapping[str, Any]) -> Any:
     """Give a row's chat template these arguments, but for those that it has itself.
 
@@ -269,7 +271,7 @@ def naming_row(where: str) -> Iterator[None]:
     except ValueError as e:
         raise BadRow("template", where, str(e)) from e
 
-
+# %% ../../nbs/reference/recipes/inputs.ipynb #401d03c8
 def read_prompts(
     source: Source,
     tokenizer: PreTrainedTokenizerBase,
@@ -309,7 +311,7 @@ def read_prompts(
     warn_of_unused(displaced)
     return prompts
 
-
+# %% ../../nbs/reference/recipes/inputs.ipynb #585ca262
 def unused_columns(row: Mapping, used: Collection[str]) -> set[str]:
     """Collect the names of a row's columns that are not used.
 
@@ -415,7 +417,7 @@ def load_plugins(files: object) -> None:
 # %% ../../nbs/reference/recipes/inputs.ipynb #613d7e5b
 SAMPLE = "a sample answer"
 
-
+# %% ../../nbs/reference/recipes/inputs.ipynb #90a5fa31
 def try_reward(
     rewards: Sequence,
     rows: Sequence[Mapping],
@@ -481,7 +483,7 @@ def try_reward(
         raise ValueError(f"{about}: it wants to handle {signals[0]}. {NO_ALARMS}")
     return result.scores.tolist()
 
-
+# %% ../../nbs/reference/recipes/inputs.ipynb #6d6d9049
 def right_answer(row: Mapping, column: str | None) -> str | None:  # None: it has none
     "The answer that a row's column holds: a text, or a number as text."
     value = row.get(column) if column is not None else None
@@ -492,7 +494,7 @@ def right_answer(row: Mapping, column: str | None) -> str | None:  # None: it ha
 # %% ../../nbs/reference/recipes/inputs.ipynb #55e9dced
 C = TypeVar("C", bound="OwnRun")
 
-
+# %% ../../nbs/reference/recipes/inputs.ipynb #bfe4e36e
 @dataclass(kw_only=True)
 class OwnRun(Settings):
     "What every run on one's own model and data is told."
@@ -575,6 +577,7 @@ class OwnRun(Settings):
 # %% ../../nbs/reference/recipes/inputs.ipynb #126de72e
 NOTHING = "there is nothing like it"
 
+# %% ../../nbs/reference/recipes/inputs.ipynb #d37cd360
 NAMES_OF_RUNS: dict[str, tuple[str, ...]] = {  # other libraries' → ours, of which one is there
     "model_name_or_path": (
         "model",
@@ -632,7 +635,7 @@ NAMES_OF_RUNS: dict[str, tuple[str, ...]] = {  # other libraries' → ours, of w
     "value_model": (),
 }
 
-
+# %% ../../nbs/reference/recipes/inputs.ipynb #2a14a09e
 def hints_for_run(names: Collection[str], known: Collection[str]) -> str:
     """Say of each unknown setting what it is called among the known ones of a command.
 
@@ -662,7 +665,7 @@ def _speaks_of(hint: str, known: Collection[str]) -> bool:
     words = {*re.findall(r"\w+", hint)}
     return words & settings <= {*known}
 
-
+# %% ../../nbs/reference/recipes/inputs.ipynb #8f5445a0
 def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
     """Read the settings of a class from a YAML or JSON file; its plug-ins run first.
 
@@ -693,7 +696,7 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
     except (ValueError, yaml.YAMLError, RecursionError) as e:
         raise ValueError(f"--config {path}: {' '.join(str(e).split())[:600]}") from None
 
-
+# %% ../../nbs/reference/recipes/inputs.ipynb #4c022c22
 def parse_settings(text: str) -> yaml.MappingNode:
     """Parse a file of settings.
 
@@ -754,7 +757,7 @@ def as_value(hint: object, node: yaml.Node) -> Any:
             return meaning
     return node.value
 
-
+# %% ../../nbs/reference/recipes/inputs.ipynb #7f891d8e
 def as_item(hint: object, node: yaml.Node) -> Any:
     "Take the first meaning of a text that is allowed in a list of that type."
     for meaning in meanings_of(node):

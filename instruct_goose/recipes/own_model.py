@@ -52,6 +52,8 @@ from ..data.bad_rows import RowPolicy, RowReport
 from ..data.load import Source
 from ..doctor.rules import read_metrics
 from ..models.agent import Agent, create_reference_model
+
+# %% ../../nbs/reference/recipes/own_model.ipynb #b5a5c240
 from ..models.families import configured_context
 from instruct_goose.models.loading import (
     configured_vocabulary,
@@ -90,6 +92,8 @@ from instruct_goose.recipes.plan import (
     summaries_of,
     trial_text,
 )
+
+# %% ../../nbs/reference/recipes/own_model.ipynb #8e9620b9
 from instruct_goose.recipes.training import (
     fingerprint_of_prompts,
     own_loss,
@@ -244,7 +248,7 @@ def inspect_inputs(
         reports,
     )
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #283972c5
 def demo_columns(config: TrainConfig) -> dict[str, str | None]:
     """The columns that are named for the prompts, as far as the demonstrations have them.
 
@@ -307,7 +311,7 @@ def train_on(
     on_main_process(partial(show_results, summary, len(shown), out))
     return summary
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #60ad1335
 def trainer_of(config: TrainConfig, model: PreTrainedModel, inputs: RunInputs) -> RLHFTrainer:
     "Make the trainer of a run. Raises ValueError or TypeError for a model that it cannot train."
     agent = Agent(
@@ -345,7 +349,7 @@ def learnt_ends(
     ends = model_eos_ids(model, tokenizer)
     return ends + [token for token in ends_of_rows(tokenizer, rows, side) if token not in ends]
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #f6747e4e
 def ends_of_rows(
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[dict],
@@ -411,7 +415,7 @@ def plan(config: TrainConfig, inputs: RunInputs) -> str:
     lines += ["", *shown, "", memory_of_run(config, inputs)]
     return plan_text(config, lines)
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #e091a4e7
 def memory_of_run(config: TrainConfig, inputs: RunInputs) -> str:  # a table
     "Estimate the memory of the run, part by part."
     longest = max(inputs.lengths)
@@ -554,7 +558,7 @@ class StageInputs(NamedTuple):
         "The model's."
         return self.data.tokenizer
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #af3a8bf3
 class RowSource(NamedTuple):
     "Where a stage's rows come from, and what is done about those that cannot be used."
 
@@ -574,7 +578,7 @@ class SupervisedStage(NamedTuple):
     work: Callable[[Any, StageInputs, Path], tuple[Sequence[Log], dict[str, float]]]
     "learns, writes its model below the run's directory, and returns its log and figures"
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #2087ebd4
 def inspect_stage(config: Supervised, stage: SupervisedStage) -> StageRows:
     """Find and try all that a stage needs before its model is loaded; nothing is written.
 
@@ -611,7 +615,7 @@ def load_stage(config: Supervised, stage: SupervisedStage, data: StageRows) -> t
         model = model.to(find_device(config.device))
     return model, stage.prepare(model, data.tokenizer)
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #4be5138b
 def run_supervised(
     config: Supervised, stage: SupervisedStage
 ) -> dict:  # the summary; {} after a dry run
@@ -658,7 +662,7 @@ def run_supervised(
 
     return in_run_directory(config, stage.name, train, known)
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #3535e288
 def fit_options(
     config: Supervised,
     name: str,
@@ -686,7 +690,7 @@ def fit_options(
         "callback": lambda step, log: append_jsonl(log_file, log),
     }
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #6265a55e
 def stage_plan(config: Supervised, stage: SupervisedStage, data: StageRows) -> str:
     "Describe settings, data, and what a supervised stage will do."
     size = min(config.batch_size, len(data.rows))
@@ -730,7 +734,7 @@ def read_answers(
     columns = config.columns()
     return read_demos(rows.source, tokenizer, columns, False, arguments, rows.policy, rows.report)
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #0991b80b
 def read_labelled_answers(
     config: Supervised, rows: RowSource, tokenizer: PreTrainedTokenizerBase
 ) -> list[dict]:
@@ -755,7 +759,7 @@ def read_pairs(
     columns = config.columns()
     return read_preferences(source, tokenizer, columns, False, arguments, policy, report)
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #9ae6b318
 def read_pairs_with_margins(
     config: Supervised, rows: RowSource, tokenizer: PreTrainedTokenizerBase
 ) -> list[dict]:
@@ -897,7 +901,7 @@ def learn_preferences(
     right = sum(chosen > rejected for chosen, rejected in ratios)
     return log, {"pair_accuracy": right / len(ratios)}
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #ad510b50
 DPO = SupervisedStage(
     "dpo",
     ("chosen", "rejected"),
@@ -916,7 +920,7 @@ def run_dpo(config: DPOConfig) -> dict:  # the summary
     """
     return run_supervised(config, DPO)
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #dc198872
 def learn_labels(
     config: KTOConfig, inputs: StageInputs, out: Path
 ) -> tuple[list[Log], dict[str, float]]:
@@ -948,7 +952,7 @@ def learn_labels(
         signed.append(moved if row["label"] else -moved)
     return log, {"margin": sum(signed) / len(signed)}
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #f55ad01c
 KTO = SupervisedStage(
     "kto", ("completion",), read_labelled_answers, check_labels, copy_as_reference, learn_labels
 )

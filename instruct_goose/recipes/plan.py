@@ -47,7 +47,7 @@ def rows_of_each_kind(
             lines += shown_row(f"{kind}, {side}", ids, tokenizer)
     return lines
 
-
+# %% ../../nbs/reference/recipes/plan.ipynb #d9f68394
 def prompts_of_each_kind(
     rows: Sequence[Mapping[str, Any]],
     tokenizer: PreTrainedTokenizerBase,
@@ -74,7 +74,7 @@ def first_of_each_kind(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[s
         kinds.setdefault(kind, row)
     return kinds
 
-
+# %% ../../nbs/reference/recipes/plan.ipynb #8aead9f5
 def shown_row(
     title: str,
     row: Side,
@@ -137,7 +137,7 @@ def ends_text(
         text += f", or with {' or '.join(map(repr, stop_strings))}"
     return text
 
-
+# %% ../../nbs/reference/recipes/plan.ipynb #37ede394
 def trial_text(
     scores: Sequence[float] | None,  # of sample answers, then of right ones; None: not asked
     n_samples: int,  # how many of them are sample answers

@@ -248,7 +248,7 @@ def run_quickstart(config: QuickstartConfig | None = None) -> dict:  # the summa
     find_device(config.device)
     return in_run_directory(config, "quickstart", partial(run_stages, config))
 
-
+# %% ../../nbs/learn/03_quickstart.ipynb #3d9bbef8
 def run_stages(config: QuickstartConfig, out: Path, manager: CheckpointManager) -> dict:
     """Train the SFT model and the reward model, then the policy; return the summary.
 

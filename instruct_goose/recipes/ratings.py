@@ -182,7 +182,7 @@ def read_rated(
             other_texts += [_clean(row.cells[-1]) for row in _rows(path, 3).values()]
     return reviews, other_texts
 
-
+# %% ../../nbs/reference/recipes/ratings.ipynb #c4419ee2
 def _clean(text: str) -> str:
     "HTML entities decoded, runs of blanks made one."
     return " ".join(html.unescape(text).split())
@@ -337,7 +337,7 @@ def soft_pairs_loss(
 # %% ../../nbs/reference/recipes/ratings.ipynb #224f9d4a
 Dropout = Annotated[float, Limit(0, 1)]
 
-
+# %% ../../nbs/reference/recipes/ratings.ipynb #2e43ee42
 @dataclass(kw_only=True)
 class ReviewsConfig(SmallModelSettings):
     "The same stages on real sentences that people rated. Without a flag, what the lesson uses."
@@ -539,7 +539,7 @@ class WorseThanBaseline(StoppedError):
 
     flags = " --even-if-worse"  # that go on all the same
 
-
+# %% ../../nbs/reference/recipes/ratings.ipynb #736836f1
 def run_on_raters(
     config: ReviewsConfig,
     data: ReviewData,

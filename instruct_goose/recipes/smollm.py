@@ -40,6 +40,8 @@ from ..core.processes import find_device, with_progress
 from ..core.random import stage_seed
 from ..models.adapters import with_lora
 from ..models.agent import Agent, create_reference_model
+
+# %% ../../nbs/guides/smollm_recipes.ipynb #78b7ea23
 from ..models.families import trunk
 from ..models.loading import load_model, load_smollm, load_tokenizer, tiny_smollm
 from ..models.reward_model import Classifier, RewardModel
@@ -238,7 +240,7 @@ FILM_HELD_OUT = (
     "In the last scene",
 )
 
-
+# %% ../../nbs/guides/smollm_recipes.ipynb #793ede9f
 def sentiment(completions: list[str]) -> list[float]:
     "Reward each response with VADER's compound score, from −1 to 1."
     return vader_compound(completions)
@@ -534,7 +536,7 @@ def prepare(config: RatedConfig, out: Path, manager: CheckpointManager) -> Task:
         found={"judges": {"pairs": pairs}},
     )
 
-
+# %% ../../nbs/guides/smollm_recipes.ipynb #64e8e75e
 def rated_sentences(config: RatedConfig) -> tuple[list[Review], list[Review]]:
     """Read sentences to learn from, and held out: real ones, or made up.
 
@@ -548,7 +550,7 @@ def rated_sentences(config: RatedConfig) -> tuple[list[Review], list[Review]]:
         reviews, _ = read_rated(directory)
     return split_reviews(reviews, config.held_out)
 
-
+# %% ../../nbs/guides/smollm_recipes.ipynb #d969d682
 def make_judges(
     config: RatedConfig,
     train: Sequence[Review],
@@ -635,7 +637,7 @@ class RecipeFlags(Settings):
     track_every: TrackEvery = 10  # iterations between its tables of texts; 0: none
     progress: bool = True  # progress bars
 
-
+# %% ../../nbs/guides/smollm_recipes.ipynb #a6b09e85
 def run_recipe(flags: RecipeFlags) -> dict | None:  # the summary; of LIST nothing
     """Run the recipe of that name, or print the table of all recipes.
 

@@ -166,7 +166,7 @@ def text_figures(
     figures["distinct_2"] = distinct_2(texts)
     return figures
 
-
+# %% ../../nbs/reference/recipes/stages.ipynb #d99affba
 def evaluate(
     config: RecipeSettings,
     model: PreTrainedModel | Agent,

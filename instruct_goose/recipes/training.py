@@ -33,7 +33,7 @@ from instruct_goose.rollouts.prompts import (
 from ..models.rendering import is_conversation
 from .inputs import try_reward
 from ..rollouts.rewards import completion_texts, Rewards, same_random_numbers
-from ..rollouts.sampler import EpisodeSampler, sampler_of_this_process
+from ..rollouts.sampler import EpisodeSampler, sampler_of_this_process, sync_weights
 from instruct_goose.runs.directory import (
     finished_run,
     in_run_directory,
@@ -71,7 +71,7 @@ class Summary(dict):
                 moved.append(f"{name} {first[name]:.3f} → {last[name]:.3f}")
         return f"<a run of {self.get('iterations')} iterations: {', '.join(moved)}>"
 
-
+# %% ../../nbs/reference/recipes/training.ipynb #8eade5a0
 def train_in(
     trainer: RLHFTrainer,
     run_dir: str | Path,  # for everything that the run writes
@@ -102,6 +102,7 @@ def train_in(
         load_weights(
             trainer.agent, on_main_process(lambda: module_state(Agent.from_pretrained(policy)))
         )
+        sync_weights(trainer.sampler, trainer.agent.model)
         return Summary(summary)
     if trial and not resume:
         on_main_process(partial(try_before_training, trainer, prompts, reward_fn))
@@ -121,7 +122,7 @@ def train_in(
     )
     return Summary(summary)
 
-
+# %% ../../nbs/reference/recipes/training.ipynb #03ce16cf
 def own_loss(make_trainer: object) -> dict[str, bool]:
     "For config.json: a loss of the user's own. The doctor's rules know the built-in one."
     is_own = getattr(make_trainer, "loss", None) is not RLHFTrainer.loss
@@ -158,7 +159,7 @@ def try_before_training(
             with_environment=isinstance(sampler_of_this_process(trainer.sampler), EpisodeSampler),
         )
 
-
+# %% ../../nbs/reference/recipes/training.ipynb #cc6d71c0
 def first_of(prompts: Any, n: int) -> Any:
     """Take the first n prompts, in the form that they have.
 
@@ -230,7 +231,7 @@ def train_and_report(
             write_atomically(out / "samples.md", f"# {title}\n\n{samples_table(before, after)}\n")
     return summary
 
-
+# %% ../../nbs/reference/recipes/training.ipynb #4916d08f
 def summary_of(trainer: RLHFTrainer, metrics: list[Metrics], manager: CheckpointManager) -> dict:
     """Collect what summary.json says of a run.
 
@@ -292,7 +293,7 @@ def answer(
         return answers._replace(mean_score=torch.cat(scores).mean().item())
     return answers
 
-
+# %% ../../nbs/reference/recipes/training.ipynb #49050fd1
 def asked_texts(rollout: Rollout) -> list[str]:
     "What each row asks: the last turn of the user, or the whole of a prompt that is a text."
     texts = list(rollout.prompts or [])

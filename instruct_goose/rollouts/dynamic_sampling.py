@@ -7,6 +7,7 @@ __all__ = ['Sample', 'resample_flat_groups']
 
 # %% ../../nbs/guides/dynamic_sampling.ipynb #d93838fa
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from instruct_goose.rollouts.rollout import (
 # %% ../../nbs/guides/dynamic_sampling.ipynb #c72fbe72
 Sample = Callable[[Sequence | dict], Rollout]  # group_size responses to each prompt
 
-
+# %% ../../nbs/guides/dynamic_sampling.ipynb #ffd90cbd
 def resample_flat_groups(
     rollout: Rollout,  # with scores
     config: RLHFConfig,  # max_redraws, drop_flat_groups, group_size
@@ -38,7 +39,7 @@ def resample_flat_groups(
     eq. 11). The rollout given stays as it is. Raises ValueError for a rollout without scores.
     """
     size = config.group_size
-    current = rollout
+    current = replace(rollout)  # a copy: `drawn` is set below
     scores = [require_scores(rollout)]
     groups_redrawn = 0
     for _ in range(config.max_redraws):
@@ -65,7 +66,7 @@ def resample_flat_groups(
     }
     return current
 
-
+# %% ../../nbs/guides/dynamic_sampling.ipynb #55cd1b24
 def _sample_again(
     rows: Rollout,  # whole groups
     size: int,

@@ -135,7 +135,7 @@ class ToolEnvironment:
         name = f"get_reward() of {type(self.instance).__name__}"
         return as_number(finished_value(self.instance.get_reward()), name)
 
-
+# %% ../../nbs/guides/environments.ipynb #4ad1a389
 def public_methods(instance: Any) -> dict[str, Callable]:
     "List the methods of an object's class that are tools, by name."
     methods = {}
@@ -301,7 +301,7 @@ class MessageEnvironment:
         known |= {"task": self.state["task"], "score_sem": nullcontext()}
         return call_with_known(function, known)
 
-
+# %% ../../nbs/guides/environments.ipynb #2ad95ab3
 def new_state(row: Mapping[str, Any], messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     "Make the state of an episode in which nothing has been written."
     seconds = {"start_time": time.time(), "generation_ms": 0.0, "scoring_ms": 0.0, "total_ms": 0.0}
@@ -541,7 +541,7 @@ def with_observation(row: Mapping[str, Any], observation: str | None) -> dict[st
     last = {**prompt[-1], "content": prompt[-1]["content"] + observation}
     return {**row, "prompt": [*prompt[:-1], last]}
 
-
+# %% ../../nbs/guides/environments.ipynb #1965520a
 def reply_text(
     messages: Sequence[dict[str, Any]],
     tokenizer: PreTrainedTokenizerBase,

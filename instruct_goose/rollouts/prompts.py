@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['Prompts', 'special_ids', 'model_eos_ids', 'configured_eos_ids', 'is_mark', 'take_prompt', 'data_columns',
-           'prompt_chunks', 'encode_rows', 'fit_prompts', 'encode_prompts', 'drop_long_prompts', 'max_prompt_length',
-           'room_for_prompts', 'is_indexable', 'PromptOrder']
+           'prompt_chunks', 'encode_rows', 'fit_prompts', 'encode_prompts', 'drop_long_prompts', 'is_short_enough',
+           'max_prompt_length', 'room_for_prompts', 'is_indexable', 'PromptOrder']
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #0407c16f
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -154,7 +153,7 @@ def data_columns(
             column.extend([row.get(name)] * n)
     return columns
 
-
+# %% ../../nbs/reference/rollouts/prompts.ipynb #61a8e092
 def prompt_chunks(prompts: Any, size: int) -> Iterator[Any]:
     """Cut prompts, in any form that `encode_prompts` takes, into chunks of `size`.
 
@@ -200,7 +199,7 @@ def encode_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
         require_readable(encoded, tokens.vocabulary, tokens.tokenizer, "prompt {}".format)
     return encoded
 
-
+# %% ../../nbs/reference/rollouts/prompts.ipynb #dce5e336
 def fit_prompts(
     rows: list[list[int]],  # token ids of each prompt
     limit: int | None,  # tokens; None: any number
@@ -240,20 +239,23 @@ def encode_prompts(
 def drop_long_prompts(prompts: Any, tokens: Tokens, limit: int | None, how: LongRows) -> Any:
     """Leave out the prompts that config.long_rows drops.
 
-    Of a stream, which cannot be looked at beforehand, each is dropped as it comes. With "cut" a
-    list is warned of here, and cut when it is encoded. Raises ValueError if long prompts are to be
-    refused and a list has one.
+    A stream cannot be looked at beforehand and stays as it is: `PromptOrder` asks
+    `is_short_enough` of each of its prompts. With "cut" a list is warned of here, and cut when it
+    is encoded. Raises ValueError if long prompts are to be refused and a list has one.
     """
-    if isinstance(prompts, dict):
+    if isinstance(prompts, dict) or not is_indexable(prompts):
         return prompts
-    if is_indexable(prompts):
-        rows = fit_prompts(encode_rows(prompts, tokens), limit, how)
-        if all(rows):
-            return prompts
-        return [prompt for prompt, row in zip(prompts, rows, strict=True) if row]
+    rows = fit_prompts(encode_rows(prompts, tokens), limit, how)
+    if all(rows):
+        return prompts
+    return [prompt for prompt, row in zip(prompts, rows, strict=True) if row]
+
+
+def is_short_enough(prompt: Any, tokens: Tokens, limit: int | None, how: LongRows) -> bool:
+    "Is a prompt of a stream kept? Without a limit, and unless config.long_rows drops, all are."
     if how != "drop" or limit is None:
-        return prompts
-    return (prompt for prompt in prompts if len(encode_rows([prompt], tokens)[0]) <= limit)
+        return True
+    return len(encode_rows([prompt], tokens)[0]) <= limit
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #99a56d3b
 def max_prompt_length(
@@ -295,7 +297,8 @@ class PromptOrder:
     """Deal out prompts in the order of training.
 
     A list is shuffled for each pass, by seed and pass; a stream is read in order. `seen` counts
-    the prompts of all passes. It is all that has to be remembered to go on.
+    the prompts of all passes, of a stream also those that `fits` leaves out. It is all that has to
+    be remembered to go on.
     """
 
     def __init__(self, seed: int):
@@ -303,10 +306,16 @@ class PromptOrder:
         self.seen = 0
         self.rows: Any = None  # a list; None: none is open, or a stream
         self.stream: Iterator | None = None
+        self.fits: Callable[[Any], bool] | None = None  # which prompts of a stream are dealt out
 
-    def open(self, prompts: Sequence | Iterable) -> None:
+    def open(
+        self,
+        prompts: Sequence | Iterable,
+        fits: Callable[[Any], bool] | None = None,  # of a stream; None: all do
+    ) -> None:
         "Take prompts from here from now on: a list is shuffled, a stream is not."
         self.close()
+        self.fits = fits
         if is_indexable(prompts):
             self.rows = prompts
         else:
@@ -329,11 +338,19 @@ class PromptOrder:
         """
         if self.rows is not None:
             prompts = [self.rows[i] for i in self._row_numbers(n, len(self.rows))]
-        elif self.stream is not None:
-            prompts = list(islice(self.stream, n))
-        else:
+            self.seen += len(prompts)
+            return prompts
+        if self.stream is None:
             raise ValueError("there are no prompts to take: open(prompts) first")
-        self.seen += len(prompts)
+        prompts = []
+        while len(prompts) < n:
+            try:
+                prompt = next(self.stream)
+            except StopIteration:
+                break
+            self.seen += 1
+            if self.fits is None or self.fits(prompt):
+                prompts.append(prompt)
         return prompts
 
     def _row_numbers(self, n: int, size: int) -> list[int]:

@@ -135,7 +135,7 @@ class RewardScale:
         n, mean, squares = state["moments"]
         self.moments = (n, mean, squares)
 
-
+# %% ../../nbs/guides/reward_shaping.ipynb #fad54de7
 def training_scores(
     rollout: Rollout,  # with scores
     config: RLHFConfig,  # reward_weighting, reward_weights, reward_scaling

@@ -33,6 +33,8 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+
+# %% ../../nbs/reference/rollouts/rewards.ipynb #cc7d4bed
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import cache, partial
@@ -131,7 +133,7 @@ def reward_signature(function: Callable, known: Collection[str]) -> RewardSignat
         names += [name for name in known if name not in given]
     return RewardSignature(texts_first, names)
 
-
+# %% ../../nbs/reference/rollouts/rewards.ipynb #13be42b3
 TAKES_ALL = "**"
 
 
@@ -186,7 +188,7 @@ def call_reward(function: Callable, kwargs: RewardKwargs) -> Any:
         scores = list(islice(scores, len(responses) + 1))
     return scores
 
-
+# %% ../../nbs/reference/rollouts/rewards.ipynb #bcad7a7e
 class Messages(list):
     """A conversation that refuses to be searched like a text.
 
@@ -214,7 +216,7 @@ def copy_containers(x: Any) -> Any:
         return {key: copy_containers(item) for key, item in x.items()}
     return x
 
-
+# %% ../../nbs/reference/rollouts/rewards.ipynb #a6ae50b9
 def run_in_thread(function: Callable, *args: Any) -> Future:
     """Start `function(*args)` in a thread that the process need not wait for.
 
@@ -244,7 +246,7 @@ def event_loop(process: int) -> asyncio.AbstractEventLoop:
     threading.Thread(target=loop.run_forever, daemon=True, name="async rewards").start()
     return loop
 
-
+# %% ../../nbs/reference/rollouts/rewards.ipynb #3d1560db
 def running_loop() -> asyncio.AbstractEventLoop | None:
     "The loop that is running in this thread; None: there is none."
     try:
@@ -333,7 +335,7 @@ LIBRARY_NAMES = (  # what a reward function is given by the library; no column h
     "log_extra",
 )
 
-
+# %% ../../nbs/reference/rollouts/rewards.ipynb #68170387
 def check_column_names(names: Iterable[str]) -> None:
     """Refuse a column of the data that has the name of what the library gives.
 
@@ -361,7 +363,7 @@ def completion_texts_with_marks(rollout: Rollout, tokens: Tokens) -> list[str]:
             rows[-1].pop()
     return cast(PreTrainedTokenizerBase, tokens.tokenizer).batch_decode(rows)
 
-
+# %% ../../nbs/reference/rollouts/rewards.ipynb #5705aec9
 def reward_kwargs(
     rollout: Rollout,
     tokenizer: PreTrainedTokenizerBase | None,
@@ -542,7 +544,7 @@ def check_scores(
         tokens.append(parts)
     return RewardOutput(torch.tensor(numbers, dtype=torch.float32), tokens if any(tokens) else None)
 
-
+# %% ../../nbs/reference/rollouts/rewards.ipynb #6725e94f
 def _check_token_scores(
     scores: Sequence, name: str, completion_ids: Sequence[int] | None
 ) -> list[float]:
@@ -637,7 +639,7 @@ def noticing_alarms() -> Iterator[list[str]]:
     finally:
         signal.signal = handle
 
-
+# %% ../../nbs/reference/rollouts/rewards.ipynb #32432e0a
 def call_with_timeout(
     function: Callable,
     kwargs: RewardKwargs,
@@ -712,7 +714,7 @@ def weighted_sum(
     tokens = _weighted_token_scores(by_token, len(request.texts)) if by_token else None
     return RewardOutput(torch.tensor(list(weights)) @ table.nan_to_num(), tokens, parts)
 
-
+# %% ../../nbs/reference/rollouts/rewards.ipynb #879b44be
 def _weighted_token_scores(
     by_token: Sequence[tuple[float, list[list[float]]]], n: int
 ) -> list[list[float]]:

@@ -28,7 +28,7 @@ from ..objective.masks import last_index
 # %% ../../nbs/reference/rollouts/rollout.ipynb #12d410e6
 R = TypeVar("R", bound="Rollout")  # a Rollout, or an Experience
 
-
+# %% ../../nbs/reference/rollouts/rollout.ipynb #7ddf65f1
 @dataclass
 class Rollout:
     """Prompts, the responses to them, and their scores: what happened in an iteration.
@@ -184,7 +184,7 @@ class Rollout:
             )
         return f"<table><caption>{len(self)} responses</caption>{''.join(lines)}</table>"
 
-
+# %% ../../nbs/reference/rollouts/rollout.ipynb #9ec4f573
 torch.serialization.add_safe_globals([Rollout])  # may be sent to other processes
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #8b1b8f03
@@ -223,7 +223,7 @@ def micro_batch_slices(
         yield slice(start, end)
         start = end
 
-
+# %% ../../nbs/reference/rollouts/rollout.ipynb #bb97b0e0
 def finished(rollout: Rollout, eos_ids: int | Sequence[int]) -> Bool[Tensor, "batch"]:
     """Say of each response whether it ended by itself.
 
@@ -328,7 +328,7 @@ def _with_zeros(columns: Sequence[Tensor | None], parts: Sequence[Rollout]) -> l
         filled.append(known[0].new_zeros(part.mask.shape) if column is None else column)
     return filled
 
-
+# %% ../../nbs/reference/rollouts/rollout.ipynb #ad80d00b
 def _same_columns(parts: Sequence[Rollout]) -> list[dict[str, list] | None]:
     "Each part's columns of the data, with None in those that only others have."
     names = dict.fromkeys(name for part in parts for name in part.columns or ())

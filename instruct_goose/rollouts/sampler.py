@@ -122,7 +122,7 @@ class StopStrings:
         found = [self.found(row, query) for row, query in zip(rows, before, strict=True)]
         return finished(rollout, eos_ids) | torch.tensor(found, device=rollout.mask.device)
 
-
+# %% ../../nbs/reference/rollouts/sampler.ipynb #c4b9896a
 CONTEXT = 4  # tokens that say whether a word follows behind a blank
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #9d088710
@@ -146,7 +146,7 @@ class Sampler(Protocol):
         """
         ...
 
-
+# %% ../../nbs/reference/rollouts/sampler.ipynb #a15522b9
 @runtime_checkable
 class SyncedSampler(Sampler, Protocol):
     """A sampler with weights of its own, such as an engine on another GPU.
@@ -171,7 +171,7 @@ class EpisodeSampler(Sampler, Protocol):
         "Reset an environment for each response to come, and return the prompts of all."
         ...
 
-
+# %% ../../nbs/reference/rollouts/sampler.ipynb #60cf9465
 class PolicySampler:
     """Samples from the policy itself, through `sample`: the default.
 
@@ -244,7 +244,7 @@ def sync_weights(sampler: Sampler, model: nn.Module) -> None:
     if isinstance(sampler, SyncedSampler):
         sampler.updated(model)
 
-
+# %% ../../nbs/reference/rollouts/sampler.ipynb #fb2b54f1
 def require_rows(rollout: Rollout, queries: PromptBatch, n: int) -> None:
     """Check that a sampler has answered each query n times, side by side, in their order.
 
@@ -273,7 +273,7 @@ def require_sampler(sampler: object) -> None:
             "A function of (agent, tokens) that makes one is for trainer.use_sampler"
         )
 
-
+# %% ../../nbs/reference/rollouts/sampler.ipynb #296aef4d
 def require_sampler_maker(make: object) -> None:
     "Raises TypeError for a sampler where a function that makes one is asked for."
     if not _can_be_called_with(make, 2):
@@ -322,7 +322,7 @@ HALF_LIMIT = 0.5  # the same in half precision
 MOST_TOKENS_OFF = 0.01  # of the tokens in float32: sound models 0.4 % at most, mistakes 4 %
 LARGEST_MEAN = 0.15  # nats, of |log ρ|·min(τ, 1) in half precision: sound 0.07, mistakes 0.4
 
-
+# %% ../../nbs/reference/rollouts/sampler.ipynb #03ebb6cb
 def check_ratio(
     eps: float,  # from `rounding`
     logprobs: Float[Tensor, "batch time"],
@@ -450,7 +450,7 @@ class DataParallelSampler:
         "Pass the policy's new weights on to the sampler, if it keeps its own."
         sync_weights(self.sampler, model)
 
-
+# %% ../../nbs/reference/rollouts/sampler.ipynb #410045d0
 def sampler_of_this_process(sampler: Sampler) -> Sampler:
     """Return the sampler that writes here: of several processes, this one's.
 

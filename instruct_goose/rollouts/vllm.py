@@ -154,7 +154,7 @@ class WorkerExtension:
         load_into(self.model_runner, weights)
         return len(weights)
 
-
+# %% ../../nbs/guides/vllm.ipynb #e50388db
 def load_into(model_runner: Any, weights: dict[str, torch.Tensor]) -> None:
     """Load weights by transformers' names into the model of a vLLM worker.
 

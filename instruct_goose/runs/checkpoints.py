@@ -24,7 +24,7 @@ from ..core.files import locked, read_json, remove_unfinished, explain_write_err
 # %% ../../nbs/reference/runs/checkpoints.ipynb #ba6527cb
 FORMAT = "instruct_goose checkpoint 3"
 
-
+# %% ../../nbs/reference/runs/checkpoints.ipynb #08f15cfc
 def save_checkpoint(
     directory: str | Path,  # is made if need be
     tensors: Mapping[str, Tensor],

@@ -38,6 +38,8 @@ from instruct_goose.core.files import (
     write_json,
     write_atomically,
 )
+
+# %% ../../nbs/reference/runs/directory.ipynb #462d01ef
 from ..core.processes import init_processes, is_main_process, on_main_process
 from ..core.random import torch_threads
 from ..core.state import FREE_SETTINGS, State
@@ -128,7 +130,7 @@ class DirectoryConfig(IsDataclass, SavedRun, Protocol):
     keep: int  # checkpoints that stay
     seed: int
 
-
+# %% ../../nbs/reference/runs/directory.ipynb #ad433f60
 def open_run(
     config: DirectoryConfig,
     name: str,  # of a new directory under runs/
@@ -164,7 +166,7 @@ def _directory_of(config: DirectoryConfig, name: str) -> str:
         return str(out)
     return str(claim_run_dir(out))
 
-
+# %% ../../nbs/reference/runs/directory.ipynb #fd8fb58c
 def has_begun(out: Path) -> bool:
     "Whether a directory holds a run."
     return (out / "config.json").exists() or (out / "checkpoints").exists()
@@ -297,7 +299,7 @@ class RunLog(Callback[RLHFTrainer]):
             truncate_log(self.tokens, trainer.iteration)
             truncate_log(self.path, trainer.iteration)
 
-
+# %% ../../nbs/reference/runs/directory.ipynb #765e2911
 def name_new_schedule(config: RLHFConfig, steps: object, done: int) -> None:
     "Print that a learning rate which falls over the run falls over a longer one from now on."
     if config.lr_schedule != "constant":
@@ -338,7 +340,7 @@ def checked_log(state: Mapping, path: Path) -> list[Metrics]:
         raise nonsense
     return metrics
 
-
+# %% ../../nbs/reference/runs/directory.ipynb #4e30dfe9
 def truncate_log(path: Path, done: int) -> None:
     """Cut a log to its first `done` iterations or steps; a broken last line goes.
 
@@ -407,7 +409,7 @@ def train_policy(
             print(f"  Kept: the policy after {trainer.best_policy.iteration} iterations")
     return log.metrics
 
-
+# %% ../../nbs/reference/runs/directory.ipynb #02a45f0b
 def _train_on(trainer: RLHFTrainer, job: TrainingJob, out: Path, stage: Stage) -> None:
     "Train from where the trainer stands; after Ctrl-C save the policy of the last whole iteration."
     prompts = job.prompts
@@ -415,7 +417,9 @@ def _train_on(trainer: RLHFTrainer, job: TrainingJob, out: Path, stage: Stage) -
         prompts = islice(prompts, trainer.prompts.seen, None)
     progress = job.progress and is_main_process()
     try:
-        trainer.train(prompts, job.reward_fn, progress=progress, held_out=job.held_out)
+        evaluates = trainer.config.eval_every is not None
+        held_out = job.held_out if evaluates else None  # else it is evaluated at the end alone
+        trainer.train(prompts, job.reward_fn, progress=progress, held_out=held_out)
     except KeyboardInterrupt:
         if stage.newest_state is not None and is_main_process():
             save_last_whole_policy(trainer, stage.newest_state, out / "policy")
@@ -455,7 +459,7 @@ def save_last_whole_policy(trainer: RLHFTrainer, saved: State, path: Path) -> No
         agent = unsharded_copy(agent, weights)
     else:
         load_weights(agent, weights)
-    save_model(agent.model, trainer.tokenizer, path, trainer.eos_ids)
+    save_model(agent, trainer.tokenizer, path, trainer.eos_ids)
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c67
 def in_run_directory(
@@ -507,7 +511,7 @@ def in_run_directory(
         print_worst_finding(out, settings_of(config) | more)
     return on_main_process(lambda: summary)
 
-
+# %% ../../nbs/reference/runs/directory.ipynb #079c1e35
 def check_directory(config: DirectoryConfig, known: Mapping[str, Any]) -> None:
     """Check what `in_run_directory` checks before any work, and write nothing.
 
@@ -562,7 +566,7 @@ def input_digests(config: object) -> dict[str, str]:  # SHA-256 by name
         places[name] = Path(module_file or name)
     return {name: sha256(place) for name, place in places.items() if place.is_file()}
 
-
+# %% ../../nbs/reference/runs/directory.ipynb #91568b10
 def file_history(
     then: Mapping,  # config.json, as it was
     digests: Mapping[str, str],  # of the files, as they are
@@ -618,7 +622,7 @@ def model_digests(config: object) -> dict[str, str]:  # SHA-256, by words that s
                 digests[f"SHA-256 of the reward {reward}/{name}"] = digest
     return digests
 
-
+# %% ../../nbs/reference/runs/directory.ipynb #19ca9c26
 def directory_digests(place: str) -> dict[str, str]:  # SHA-256, by the file's name
     """Fingerprint the files of a model that its numbers depend on.
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+# %% ../../nbs/guides/resume.ipynb #61b483f8
 from instruct_goose.core.files import (
     close_locks,
     locked,
@@ -79,7 +80,7 @@ class RunState(NamedTuple):
     stages: dict[str, State]  # by name: of each stage that has begun
     place: Place | None  # None: nothing is done
 
-
+# %% ../../nbs/guides/resume.ipynb #bdca922a
 class Reached(NamedTuple):
     """Where a stage stands whose weights rest until its next update.
 
@@ -422,7 +423,7 @@ class _Fork(threading.local):
 
 _fork = _Fork()
 
-
+# %% ../../nbs/guides/resume.ipynb #1ff2ac8c
 class SignalWatch:
     """Turns signals that would end the process into exceptions, inside `with`.
 
@@ -515,7 +516,7 @@ def _release_signals() -> None:
     finally:
         _fork.mask = None
 
-
+# %% ../../nbs/guides/resume.ipynb #4c42abcf
 def _leave_runs() -> None:
     """In a forked child: nothing of it acts as the run that its parent is in.
 
@@ -557,7 +558,7 @@ def check_run_record(path: Path, tensors: Mapping[str, Tensor], record: Mapping)
             "or is malformed. Remove it, or take another"
         )
 
-
+# %% ../../nbs/guides/resume.ipynb #0fe431e3
 def is_run_record(tensors: Mapping[str, Tensor], record: Mapping) -> bool:
     """Are all parts of a run's record there, and do they fit each other?
 

@@ -9,6 +9,7 @@ __all__ = ['COLUMNS', 'TRACKERS', 'Track', 'TrackEvery', 'by_word', 'Tracker', '
 # %% ../../nbs/guides/trackers.ipynb #5dfa9d3d
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
@@ -33,13 +34,15 @@ from ..training.trainer import RLHFTrainer
 def by_word(metrics: Metrics) -> dict[str, float]:  # "word/name"
     """Name the numbers as trackers draw them together: "reward/reward_mean".
 
-    None and the iteration's own number are left out.
+    A name that begins with its group, "logged/accuracy", stays. None and the iteration's own number
+    are left out.
     """
     named = {}
     for name, number in metrics.items():
-        if number is not None and name != "iteration":
-            word = name.split("_")[0]
-            named[f"{word}/{name}"] = number
+        if number is None or name == "iteration":
+            continue
+        word = "held_out" if name.startswith("held_out") else re.split("[_/]", name)[0]
+        named[name if name.startswith(f"{word}/") else f"{word}/{name}"] = number
     return named
 
 # %% ../../nbs/guides/trackers.ipynb #36d9eea3
@@ -86,8 +89,8 @@ class Tracker(Callback[RLHFTrainer]):
         if not self.is_open:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             self.settings = self._read_settings(trainer)
-            self.is_open = True
             self.open(iteration)
+            self.is_open = True
         self.numbers(by_word(metrics), iteration)
         if self.every and iteration % self.every == 0:
             self.table(some_texts(experience), iteration)

@@ -53,7 +53,7 @@ def pair_rows(
         )
     )
 
-
+# %% ../../nbs/guides/dpo.ipynb #1f94f129
 def prompts_and_responses(
     prompts: Sequence,  # texts, or lists of messages
     answers: Sequence,  # the same
@@ -254,7 +254,7 @@ def labelled_rows(
     divided = prompts_and_responses(prompts, completions, tokenizer, columns)
     return divided, torch.tensor(labels)
 
-
+# %% ../../nbs/guides/dpo.ipynb #d38718b0
 def require_both_labels(labels: Sequence[bool]) -> None:
     "Raises ValueError unless there are good answers and bad ones."
     if len(set(labels)) < 2:

@@ -58,7 +58,7 @@ def batches(
         f"at least 1, or the {max(lengths)} tokens of the longest row"
     )
 
-
+# %% ../../nbs/reference/supervised/fit.ipynb #40c2b8b4
 def batches_by_rows(
     n: int,  # rows
     batch_size: int,

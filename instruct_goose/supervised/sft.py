@@ -59,7 +59,7 @@ def lm_rows(
     )
     return [row.ids for row in rendered], [max(1, row.answer_start) for row in rendered]
 
-
+# %% ../../nbs/learn/17_sft.ipynb #4f82c042
 def fitting_rows(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SETTINGS', 'ControlConfig', 'Environments', 'ControlPolicy', 'evaluate', 'Steps', 'collect', 'segment_mask',
-           'control_advantages', 'weigh', 'update', 'train_control']
+           'control_advantages', 'weigh', 'as_rows', 'minibatch_loss', 'update', 'train_control']
 
 # %% ../../nbs/guides/classic_control.ipynb #dbf5df6c
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import nn, Tensor
 
-from ..core.checks import install
-from ..core.checks import Count, NotNegative, Positive, Settings, Share
+from ..core.checks import Count, install, NotNegative, Positive, Settings, Share
 from ..core.random import stage_seed, torch_threads
 from ..objective.advantages import gae
 from ..objective.gaussian import gaussian_entropy, gaussian_logprobs
@@ -319,6 +318,35 @@ def weigh(
     )
     return old_logprobs.view_as(steps.rewards), values, advantages, returns
 
+# %% ../../nbs/guides/classic_control.ipynb #cdb65612
+def as_rows(x: Tensor) -> Tensor:
+    "Make each step a row of length 1: (env, time) to (env·time, 1)."
+    return x.reshape(-1, 1)
+
+
+def minibatch_loss(
+    policy: ControlPolicy,
+    states: Tensor,
+    actions: Tensor,
+    batch: Mapping[str, Tensor],  # old_logprobs, advantages, mask and returns, (n, 1) each
+    config: ControlConfig,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    "Compute `ppo_loss` of some steps, and its parts for the log."
+    logprobs, entropies, new_values = policy.evaluate(states, actions)
+    return ppo_loss(
+        as_rows(logprobs),
+        batch["old_logprobs"],
+        batch["advantages"],
+        batch["mask"],
+        returns=batch["returns"],
+        values=as_rows(new_values),
+        value_clip=None,
+        entropy=as_rows(entropies),
+        clip=config.clip,
+        vf_coef=config.vf_coef,
+        ent_coef=config.ent_coef,
+    )
+
 # %% ../../nbs/guides/classic_control.ipynb #b0818d4d
 def update(
     policy: ControlPolicy,
@@ -335,34 +363,20 @@ def update(
     old_logprobs, values, advantages, returns = weigh(policy, steps, config)
     every = torch.ones_like(values, dtype=torch.bool)
     explained = explained_variance(values, returns, every)
-
-    def column(x: Tensor) -> Tensor:
-        return x.reshape(-1, 1)
-
-    every_row = column(every)
-    old_rows = column(old_logprobs)
-    return_rows = column(returns)
-    advantage_rows = column(whiten(advantages, every))
+    rows = {
+        "old_logprobs": as_rows(old_logprobs),
+        "advantages": as_rows(whiten(advantages, every)),
+        "mask": as_rows(every),
+        "returns": as_rows(returns),
+    }
     states = steps.states.flatten(0, 1)
     actions = steps.actions.flatten(0, 1)
     logs = []
     for _ in range(config.epochs):
         order = torch.randperm(len(states), generator=generator)
-        for rows in order.chunk(config.minibatches):
-            logprobs, entropies, new_values = policy.evaluate(states[rows], actions[rows])
-            loss, log = ppo_loss(
-                column(logprobs),
-                old_rows[rows],
-                advantage_rows[rows],
-                every_row[rows],
-                values=column(new_values),
-                returns=return_rows[rows],
-                value_clip=None,
-                entropy=column(entropies),
-                clip=config.clip,
-                vf_coef=config.vf_coef,
-                ent_coef=config.ent_coef,
-            )
+        for chosen in order.chunk(config.minibatches):
+            batch = {name: column[chosen] for name, column in rows.items()}
+            loss, log = minibatch_loss(policy, states[chosen], actions[chosen], batch, config)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)

@@ -131,7 +131,7 @@ def shifted(*args):
     layout = _layout(*args)
     return layout._replace(predicts=layout.predicts.roll(1, -1))
 
-
+# %% ../../nbs/learn/22_bug_hunt.ipynb #1fcbff9e
 def counted_columns(mask: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
     "Make position ids that count the padding."
     return torch.arange(mask.shape[1]).expand(mask.shape)
@@ -213,7 +213,7 @@ class NoValueMask(RLHFTrainer):
         experience = super().advantages(rollout, annotations)
         return compared_beyond_the_end(self.config, experience, experience.rewards)
 
-
+# %% ../../nbs/learn/22_bug_hunt.ipynb #d96804da
 class RewardAfterTheEnd(RLHFTrainer):
     "The score stands in the last column of the batch, not at the row's last token."
 
@@ -273,7 +273,7 @@ class PermutedTokenizer(RLHFTrainer):
 
 _top_k_filter = models_sampling.top_k_filter
 
-
+# %% ../../nbs/learn/22_bug_hunt.ipynb #eca0bbdc
 def top_k(p: Float[Tensor, "batch vocab"], k: int | None = None) -> Float[Tensor, "batch vocab"]:
     "Keep the five likeliest tokens, whatever is asked for."
     return _top_k_filter(p, 5)
@@ -322,7 +322,7 @@ def _patched(owner: ModuleType, name: str, new: Callable) -> dict[str, Any]:
     "The argument of Bug that replaces a function of the library."
     return {"patch": partial(replaced, owner, name, new)}
 
-
+# %% ../../nbs/learn/22_bug_hunt.ipynb #7f3cb779
 BUGS: dict[str, Bug] = {
     "padding in the loss": Bug(("padding counted", "sampler mismatch"), PaddingInTheMask),
     "off by one": Bug(
@@ -415,7 +415,7 @@ RUN: dict[str, Any] = dict(  # of every run
     value_lr=None,
 )
 
-
+# %% ../../nbs/learn/22_bug_hunt.ipynb #f1326d6a
 class World(NamedTuple):
     "Where every run of the gallery starts."
 
@@ -475,7 +475,7 @@ def without_guards() -> Iterator[None]:
     ):
         yield
 
-
+# %% ../../nbs/learn/22_bug_hunt.ipynb #99f7de54
 def train_with(
     bug: Bug,
     world: World,
@@ -512,7 +512,7 @@ def run_bug(
         raise ValueError(f"no bug is called {name!r}: choose one of {', '.join(BUGS)}")
     return train_with(BUGS[name], world, seed, guards, **overrides)
 
-
+# %% ../../nbs/learn/22_bug_hunt.ipynb #cafba0fb
 def run_healthy(
     name: str,  # a key of HEALTHY
     world: World,

@@ -71,7 +71,7 @@ def result_message(tool: str, content: str) -> dict[str, Any]:
     "Write what a tool returned."
     return {"role": "tool", "name": tool, "content": content}
 
-
+# %% ../../nbs/reference/tasks/games.ipynb #cc0abf0b
 def calculator_talks(
     n: int,  # dialogues
     rng: random.Random,
@@ -165,7 +165,7 @@ RESPONSE_TEMPLATE: dict[str, Any] = {  # how transformers reads a turn back
     },
 }
 
-
+# %% ../../nbs/reference/tasks/games.ipynb #a11bb558
 def tool_model(
     words: Iterable[str],  # what stands in prompts, arguments and results
     tools: Iterable[str],  # their names

@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['WORDS', 'END', 'CONTEXT', 'LONGEST', 'ALGORITHMS', 'encode', 'decode', 'contexts', 'FeedForwardLM',
            'train_language_model', 'count_words', 'WordCountReward', 'train_reward', 'Splitmix32', 'Responses',
-           'sample', 'PlaygroundSettings', 'Iteration', 'read', 'update', 'train', 'evaluate', 'write_start',
-           'read_start']
+           'sample', 'PlaygroundSettings', 'rewards_and_advantages', 'minibatch_loss', 'Iteration', 'read', 'update',
+           'train', 'evaluate', 'write_start', 'read_start']
 
 # %% ../../nbs/guides/playground.ipynb #6f3ee3ab
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -154,7 +154,7 @@ class WordCountReward(NamedTuple):
         "Score responses."
         return count_words(ids, mask) @ self.weights + self.bias
 
-
+# %% ../../nbs/guides/playground.ipynb #6257290b
 def train_reward(
     seed: int = 0,
     pairs: int = 8000,  # comparisons, each by freshly drawn raters
@@ -219,7 +219,7 @@ class Responses(NamedTuple):
     logprobs: Float[Tensor, "batch time"]  # log π_old(aₜ|sₜ); 0 at padding
     values: Float[Tensor, "batch time"]  # Vₜ, before token t; 0 at padding
 
-
+# %% ../../nbs/guides/playground.ipynb #70969c1f
 @torch.no_grad()
 def sample(
     policy: FeedForwardLM,
@@ -280,6 +280,66 @@ class PlaygroundSettings:
     vf_coef: float = 0.5  # of the value loss
     seed: int = 0
 
+# %% ../../nbs/guides/playground.ipynb #e1596347
+def rewards_and_advantages(
+    scores: Float[Tensor, "batch"],  # one per response
+    old_logprobs: Float[Tensor, "batch time"],  # log π_old(aₜ|sₜ)
+    ref_logprobs: Float[Tensor, "batch time"],  # log π_ref(aₜ|sₜ)
+    mask: Bool[Tensor, "batch time"],  # True where the policy sampled a token
+    values: Float[Tensor, "batch time"],  # Vₜ at sampling time
+    algorithm: Mapping[str, Any],  # an entry of ALGORITHMS
+    settings: PlaygroundSettings,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # rₜ, Âₜ and R̂ₜ; R̂ is None without a critic
+    "Make the reward of each token, and from it its advantage and the target of its value."
+    beta = settings.beta if settings.kl_placement == "reward" else 0.0
+    rewards = kl_in_reward(scores, old_logprobs, ref_logprobs, mask, beta)
+    advantages, returns = estimate_advantages(
+        algorithm["advantage"],
+        rewards,
+        mask,
+        values=values,
+        group_size=settings.group_size,
+        lam=settings.lam,
+    )
+    if algorithm["whiten_advantages"]:
+        advantages = whiten(advantages, mask)
+    return rewards, advantages, returns
+
+# %% ../../nbs/guides/playground.ipynb #5f3913d1
+def minibatch_loss(
+    logprobs: Float[Tensor, "batch time"],  # log π(aₜ|sₜ), with gradient
+    old_logprobs: Float[Tensor, "batch time"],  # log π_old(aₜ|sₜ)
+    ref_logprobs: Float[Tensor, "batch time"],  # log π_ref(aₜ|sₜ)
+    mask: Bool[Tensor, "batch time"],  # True where the policy sampled a token
+    advantages: Float[Tensor, "batch time"],  # Âₜ
+    values: Float[Tensor, "batch time"] | None,  # Vₜ, with gradient; None: no critic
+    returns: Float[Tensor, "batch time"] | None,  # R̂ₜ
+    entropy: Float[Tensor, "batch time"],  # Sₜ, with gradient
+    algorithm: Mapping[str, Any],  # an entry of ALGORITHMS
+    settings: PlaygroundSettings,
+) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:  # loss, and its parts for the log
+    "Compute the loss of a minibatch: that of `ppo_loss`, and the KL penalty if it is in the loss."
+    loss, parts = ppo_loss(
+        logprobs,
+        old_logprobs,
+        advantages,
+        mask,
+        values=values,
+        returns=returns,
+        entropy=entropy,
+        clip=settings.clip,
+        value_clip=None,
+        vf_coef=settings.vf_coef,
+        ent_coef=settings.ent_coef,
+        how=algorithm["aggregation"],
+        level=algorithm["ratio_level"],
+        surrogate=algorithm["surrogate"],
+    )
+    if settings.kl_placement == "loss":
+        kl = kl_in_loss(logprobs, ref_logprobs, mask, settings.beta, "k3")
+        loss = loss + aggregate(kl, mask, algorithm["aggregation"])
+    return loss, parts
+
 # %% ../../nbs/guides/playground.ipynb #224315a0
 class Iteration(NamedTuple):
     "What one iteration computed."
@@ -302,7 +362,7 @@ def read(
     logits, values = policy(contexts(ids))
     return token_logprobs(logits, ids, temperature), values, entropy(logits, temperature)
 
-
+# %% ../../nbs/guides/playground.ipynb #882f1802
 def update(
     policy: FeedForwardLM,
     optimizer: torch.optim.Optimizer,
@@ -314,28 +374,19 @@ def update(
     settings: PlaygroundSettings,
 ) -> tuple[float, float]:  # loss, gradient norm
     "Take one step of Adam on the loss of a minibatch, which are the given rows."
-    algorithm = ALGORITHMS[settings.algorithm]
-    mask = responses.mask[rows]
     logprobs, values, entropies = read(policy, responses.ids[rows], settings.temperature)
-    loss, _ = ppo_loss(
+    loss, _ = minibatch_loss(
         logprobs,
         responses.logprobs[rows],
+        ref_logprobs[rows],
+        responses.mask[rows],
         advantages[rows],
-        mask,
         values=None if returns is None else values,
         returns=None if returns is None else returns[rows],
         entropy=entropies,
-        clip=settings.clip,
-        value_clip=None,
-        vf_coef=settings.vf_coef,
-        ent_coef=settings.ent_coef,
-        how=algorithm["aggregation"],
-        level=algorithm["ratio_level"],
-        surrogate=algorithm["surrogate"],
+        algorithm=ALGORITHMS[settings.algorithm],
+        settings=settings,
     )
-    if settings.kl_placement == "loss":
-        kl = kl_in_loss(logprobs, ref_logprobs[rows], mask, settings.beta, "k3")
-        loss = loss + aggregate(kl, mask, algorithm["aggregation"])
     optimizer.zero_grad()
     loss.backward()
     gradients = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
@@ -362,18 +413,9 @@ def train(
             every_logprob, _, _ = read(reference, ids, settings.temperature)
         ref_logprobs = torch.where(mask, every_logprob, 0.0)
         scores = reward(ids, mask).to(old_logprobs)
-        beta = settings.beta if settings.kl_placement == "reward" else 0.0
-        rewards = kl_in_reward(scores, old_logprobs, ref_logprobs, mask, beta)
-        advantages, returns = estimate_advantages(
-            algorithm["advantage"],
-            rewards,
-            mask,
-            values=values,
-            group_size=settings.group_size,
-            lam=settings.lam,
+        rewards, advantages, returns = rewards_and_advantages(
+            scores, old_logprobs, ref_logprobs, mask, values, algorithm, settings
         )
-        if algorithm["whiten_advantages"]:
-            advantages = whiten(advantages, mask)
         losses = []
         norms = []
         for _ in range(settings.epochs):
@@ -446,7 +488,7 @@ def write_start(
     }
     Path(path).write_text(json.dumps(start, indent=0) + "\n", "utf-8")
 
-
+# %% ../../nbs/guides/playground.ipynb #a6115168
 def read_start(
     path: str | Path,
 ) -> tuple[FeedForwardLM, WordCountReward]:  # float32; .double() is exact

@@ -314,7 +314,7 @@ def optimum(beta: int | float) -> torch.Tensor:
     "Compute π*(a) ∝ π_ref(a)·e^(r(a)/β) of the four actions."
     return (torch.tensor(REFERENCE).log() + torch.tensor(REWARDS) / beta).softmax(-1)
 
-
+# %% ../../nbs/learn/21_probes.ipynb #1f12a1ed
 def near_optimum(
     make_trainer: Callable,
     what: str,  # the name of the numbers
@@ -536,7 +536,7 @@ def why_not(name: str, own: Mapping[str, Any]) -> str | None:  # None: it applie
         return "an entropy bonus moves the optimum"
     return None
 
-
+# %% ../../nbs/learn/21_probes.ipynb #259efdcc
 def in_own_settings(make_trainer: Callable, own: Mapping[str, Any]) -> Callable:
     """Make trainers as before, with a run's OWN_SETTINGS in place of the probe's.
 
@@ -624,7 +624,7 @@ def with_annotations(
 
     return Changed
 
-
+# %% ../../nbs/learn/21_probes.ipynb #41d7a8b3
 def with_experience(
     change: Callable[[Experience], Mapping[str, Tensor]],  # returns tensors by name
 ) -> type[RLHFTrainer]:
@@ -669,7 +669,7 @@ class PaddingIsText(RLHFTrainer):
         ids, mask = pad(rows, self.tokens.pad_id, side="left")
         return super().rollout({"query_ids": ids, "query_mask": torch.ones_like(mask)})
 
-
+# %% ../../nbs/learn/21_probes.ipynb #9f06ca58
 class PaidFirst(RLHFTrainer):
     "GAE gets the whole reward at the first token."
 
@@ -706,7 +706,7 @@ class ColdReference(RLHFTrainer):
         )
         return annotations._replace(ref_logprobs=logprobs)
 
-
+# %% ../../nbs/learn/21_probes.ipynb #88f25f98
 class ScoresOfTheRowAbove(RLHFTrainer):
     "Each response has the score of the one before it."
 

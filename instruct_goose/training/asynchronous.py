@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from ..config import RLHFConfig
@@ -42,7 +40,7 @@ class SampledAhead(NamedTuple):
     "A batch whose responses are written, and whose scores are on their way."
 
     rollout: Rollout
-    scores: Future  # of the responses, (B,)
+    scored: Future  # a copy of the rollout with scores
 
 
 class BackgroundSampler:
@@ -139,9 +137,10 @@ class BackgroundSampler:
         rollout = self.writer.generate(prompts, config.group_size, numbers)
         staleness = [self.iteration - version] * len(rollout)
         rollout.episodes = (rollout.episodes or {}) | {"staleness": staleness}
-        judge = copy.copy(self.writer)
-        judge.iteration = self.iteration  # a reward function may ask for it
-        return SampledAhead(rollout, self.scoring.submit(judge.judge, rollout, self.reward_fn))
+        trainer = copy.copy(self.writer)
+        trainer.iteration = self.iteration  # a reward function may ask for it
+        scored = self.scoring.submit(trainer.ask_rewards, rollout, self.reward_fn)
+        return SampledAhead(rollout, scored)
 
 
 def copy_weights(agent: Agent) -> dict[str, Tensor]:
@@ -212,14 +211,12 @@ class AsyncTrainer(RLHFTrainer):
         self.batch = self.background.next_batch()
         return self.batch.rollout
 
-    def judge(
-        self, rollout: Rollout, reward_fn: Rewards, kind: str = "text"
-    ) -> Float[Tensor, "batch"]:
-        "The score of each response; waits for that of a batch of the thread."
+    def ask_rewards(self, rollout: Rollout, reward_fn: Rewards, kind: str = "text") -> Rollout:
+        "Return a copy with scores; waits for that of a batch of the thread."
         batch = self.batch
         if batch is not None and rollout is batch.rollout and kind == "text":
-            return batch.scores.result()
-        return super().judge(rollout, reward_fn, kind)
+            return batch.scored.result()
+        return super().ask_rewards(rollout, reward_fn, kind)
 
     def optimize(self, experience: Experience) -> Metrics:
         "Make the optimizer steps of an iteration, and hand the new weights over."

@@ -65,13 +65,13 @@ class Annotations(NamedTuple):
     "KL(π_old(·|sₜ) ‖ π_ref(·|sₜ)), over the whole vocabulary; None: no reference"
     values: Float[Tensor, "batch time"] | None  # V(sₜ); None: the advantage needs no values
 
-
+# %% ../../nbs/reference/training/experience.ipynb #2b2a6e83
 @dataclass(repr=False)  # shown as a rollout is
 class Experience(Rollout):
-    """A rollout with all that an update learns from, all columns filled.
+    """A rollout with annotations, rewards and advantages as further columns.
 
-    Annotations, rewards and advantages are beside those of the rollout. Its rows are taken,
-    shuffled and cut like those of a rollout.
+    A column is None where the settings do not need it. Rows are taken, shuffled and cut like those
+    of a rollout.
     """
 
     old_logprobs: Float[Tensor, "batch time"] = field(kw_only=True)
@@ -80,6 +80,7 @@ class Experience(Rollout):
     kl: Float[Tensor, "batch time"] | None = field(default=None, kw_only=True)
     rewards: Float[Tensor, "batch time"] = field(kw_only=True)  # rₜ
     advantages: Float[Tensor, "batch time"] = field(kw_only=True)  # Âₜ
+    raw_advantages: Float[Tensor, "batch time"] | None = None  # Âₜ before whitening, for the log
     values: Float[Tensor, "batch time"] | None = None  # V(sₜ)
     returns: Float[Tensor, "batch time"] | None = None  # R̂ₜ, where values are learnt
     group_tokens: Int[Tensor, "batch"] | None = None  # sampled tokens of the row's whole group
@@ -162,7 +163,7 @@ def annotate(
         )
     return annotations
 
-
+# %% ../../nbs/reference/training/experience.ipynb #0f0e92ee
 @torch.no_grad()
 def annotate_share(
     agent: Agent, ref_model: PreTrainedModel | None, rollout: Rollout, config: RLHFConfig
@@ -229,7 +230,7 @@ def annotate_rows(
         values=values,
     )
 
-
+# %% ../../nbs/reference/training/experience.ipynb #f339ba01
 def at_tokens(numbers: Float[Tensor, "tokens"], rollout: Rollout) -> Float[Tensor, "batch time"]:
     "Put one number per sampled token, row after row, back at its place; 0 elsewhere."
     return numbers.new_zeros(rollout.mask.shape).masked_scatter(rollout.mask, numbers)
@@ -337,7 +338,7 @@ def kl_penalty_in_reward(
             sums.append(sequence_kl(logprobs, ref_logprobs, part.mask, estimator))
     return beta * torch.cat(sums)
 
-
+# %% ../../nbs/reference/training/experience.ipynb #70e43ccd
 def greedy_baseline(
     rollout: Rollout,
     sampler: Sampler,
@@ -398,7 +399,7 @@ def raw_advantages(
         entropy=entropy,
     )
 
-
+# %% ../../nbs/reference/training/experience.ipynb #af74ae6b
 def make_experience(
     rollout: Rollout,  # scored
     annotations: Annotations,
@@ -430,11 +431,10 @@ def make_experience(
         config.kl_estimator or "k1",
         token_scores,
     )
-    advantages, returns = raw_advantages(
-        rollout, rewards, annotations.values, annotations.entropy, config
-    )
+    raw, returns = raw_advantages(rollout, rewards, annotations.values, annotations.entropy, config)
+    advantages = raw
     if config.whiten_advantages and rollout.on_host.mask.sum() > 1:
-        advantages = whiten(advantages, rollout.mask)
+        advantages = whiten(raw, rollout.mask)
     require_finite(rollout, {"rewards": rewards, "returns": returns, "advantages": advantages})
     columns = {column.name: vars(rollout)[column.name] for column in fields(Rollout)}
     return Experience(
@@ -442,6 +442,7 @@ def make_experience(
         **annotations._asdict(),
         rewards=rewards,
         advantages=advantages,
+        raw_advantages=raw,
         returns=returns,
         group_tokens=group_tokens,
     )

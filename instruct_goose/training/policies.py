@@ -112,7 +112,7 @@ IterationCount: Any = Annotated[
     int, Limit(0, 2**53)
 ]  # a count; Any, since checkers take no Annotated
 
-
+# %% ../../nbs/reference/training/policies.ipynb #30e59dbd
 class PolicySnapshot:
     """A policy put aside on the CPU, with the number it was kept for.
 
@@ -167,7 +167,7 @@ class PolicySnapshot:
         self.value = state["value"]
         self.iteration = state["iteration"]
 
-
+# %% ../../nbs/reference/training/policies.ipynb #4288e8b1
 class BestPolicy(PolicySnapshot):
     """Keeps the policy with the highest held-out reward, as `keep_best` asks.
 
@@ -202,7 +202,8 @@ class KLStop(PolicySnapshot):
     """Ends a run whose KL to the reference exceeds a limit.
 
     The last policy within the limit is kept, and put back. The KL is exact, in nats per response:
-    the metric kl_to_reference.
+    the metric kl_to_reference. It is that of the policy that sampled, so the policy after the last
+    iteration is not measured.
     """
 
     def __init__(self, agent: Agent, limit: float | None):  # None: there is none

@@ -96,7 +96,7 @@ def token_columns(
     }
     return {name: x for name, x in columns.items() if x is not None}
 
-
+# %% ../../nbs/guides/microscope.ipynb #c1bd6fbf
 class LossNotRecorded(UserWarning):
     "The loss cannot be computed of the recorded responses alone: tokens.jsonl lacks its gradients."
 
@@ -198,7 +198,7 @@ def record_tokens(
         records.append(record)
     return records
 
-
+# %% ../../nbs/guides/microscope.ipynb #1da911ee
 def _token_text(token: int, tokenizer: PreTrainedTokenizerBase | None) -> str:
     "One token as text, without a tokenizer its number."
     if tokenizer is None:

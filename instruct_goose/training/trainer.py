@@ -38,6 +38,8 @@ from instruct_goose.core.state import (
 from ..models.adapters import has_adapters
 from ..models.agent import Agent, make_reference, Evaluation
 from ..models.experts import router_coef
+
+# %% ../../nbs/learn/16_trainer.ipynb #3d08624b
 from ..models.families import vocabulary_size
 from ..models.loading import save_model
 from ..models.sampling import checked_tokens
@@ -54,6 +56,7 @@ from instruct_goose.rollouts.prompts import (
     data_columns,
     drop_long_prompts,
     encode_prompts,
+    is_short_enough,
     max_prompt_length,
     PromptOrder,
     Prompts,
@@ -68,6 +71,8 @@ from instruct_goose.rollouts.rewards import (
     Rewards,
     score_rollout,
 )
+
+# %% ../../nbs/learn/16_trainer.ipynb #04c3b696
 from instruct_goose.rollouts.rollout import (
     attach_texts,
     map_rows,
@@ -87,7 +92,13 @@ from instruct_goose.rollouts.sampler import (
     sampler_of_this_process,
     sync_weights,
 )
-from .callbacks import Callback, check_callbacks, Phases, StopWhen
+from instruct_goose.training.callbacks import (
+    Callback,
+    check_callbacks,
+    Phases,
+    StopWhen,
+    tell_rollout,
+)
 from instruct_goose.training.experience import (
     annotate,
     annotate_share,
@@ -99,6 +110,8 @@ from instruct_goose.training.experience import (
     make_experience,
     rounding,
 )
+
+# %% ../../nbs/learn/16_trainer.ipynb #518e0bfe
 from instruct_goose.training.metrics import (
     check_first_step,
     held_out_logged,
@@ -108,6 +121,7 @@ from instruct_goose.training.metrics import (
     PolicyChange,
     progress_line,
     prompt_metrics,
+    require_new_names,
     rollout_metrics,
     step_metrics,
     timing,
@@ -180,9 +194,9 @@ class RLHFTrainer:
         synchronize(asdict(self.config), self.agent, self.ref_model, self.optimizer)
         if sampler is not None:
             require_sampler(sampler)
-        self.sampler: Sampler = data_parallel(
-            sampler or PolicySampler(self.agent, self.tokens), self.tokens
-        )
+        if sampler is None:
+            sampler = PolicySampler(self.agent, self.tokens)
+        self.sampler: Sampler = data_parallel(sampler, self.tokens)
         sync_weights(self.sampler, self.agent.model)  # an engine has weights of its own
         self.callbacks = list(callbacks)
         self.generators = Generators(self.config.seed)
@@ -219,7 +233,7 @@ class RLHFTrainer:
         return self.generate(prompts, self.config.group_size, self.generators.sampling)
 
     def score(self, rollout: Rollout, reward_fn: Rewards) -> Rollout:
-        """score = R(q, r), of the responses and where it is needed of the likeliest ones.
+        """Score the responses, R(q, r); for advantage="greedy" also one greedy response a prompt.
 
         Returns a copy of the rollout with its scores, (B,), some of its groups replaced or dropped
         if the settings say so. Raises RewardError for a reward function that fails or returns no scores,
@@ -239,7 +253,9 @@ class RLHFTrainer:
             )
         if config.max_redraws or config.drop_flat_groups:
             take_prompts = self.prompts.take if self.prompts.is_open else None
-            rollout = resample_flat_groups(rollout, config, self.rollout, ask_rewards, take_prompts)
+            rollout = resample_flat_groups(
+                rollout, config, self.rollout_again, ask_rewards, take_prompts
+            )
         if config.reward_scaling == "running":
             self.reward_scale.add(require_scores(rollout))
         if config.recheck_every is not None and self.iteration % config.recheck_every == 0:
@@ -276,6 +292,7 @@ class RLHFTrainer:
         the latter for a weight that is no longer finite.
         """
         experience.to_(self.device)
+        self.optimizer.zero_grad(set_to_none=True)  # no gradient of an earlier iteration is logged
         self.kl_stop.keep_if_within_limit(experience, self.iteration)
         self.coefficients.begin(experience)
         change = PolicyChange(self.agent, experience, self.config)
@@ -286,7 +303,8 @@ class RLHFTrainer:
     def updates(self, experience: Experience) -> list[dict[str, Tensor]]:
         """Step on each minibatch of each epoch. Returns the log of each step.
 
-        The first step whose policy had moved further than `max_kl_to_old` is the last one.
+        `kl_to_old` is measured before each step. The step at which it exceeds `max_kl_to_old` is
+        still made, and is the last.
         """
         limit = self.config.max_kl_to_old
         logs: list[dict[str, Tensor]] = []
@@ -413,6 +431,12 @@ class RLHFTrainer:
             extra=extra,
         )
 
+    def rollout_again(self, prompts: Prompts) -> Rollout:
+        "Sample responses in the place of others, and call `on_rollout` for them as well."
+        rollout = self.rollout(prompts)
+        tell_rollout(self, self.callbacks, rollout)
+        return rollout
+
     def kl_penalty_in_reward(self, rollout: Rollout) -> Float[Tensor, "batch"]:
         """Compute β·Σₜ k(ℓₜ) of each response, (B,), where the KL is charged in the reward.
 
@@ -470,18 +494,19 @@ class RLHFTrainer:
         Returns all of its metrics.
         """
         metrics = self.measure(prompts, experience, update_log, seconds)
+        kl_reason = self.kl_stop.reason_to_stop(metrics["kl_to_reference"])
+        if kl_reason is not None:  # first of all: a moving reference follows the policy put back
+            self.load_kept_policy(self.kl_stop)  # the last policy within the limit
         metrics |= self.advance(metrics)
         if self.held_out is not None and self.held_out.is_due(self.iteration):
-            metrics |= self.evaluate(
-                self.held_out.prompts, self.held_out.reward_fn, self.config.eval_greedy
-            )
+            with explain_nonfinite(self.agent, self.ref_model, self.iteration - 1):
+                metrics |= self.evaluate(
+                    self.held_out.prompts, self.held_out.reward_fn, self.config.eval_greedy
+                )
         reasons = self.ask_callbacks(experience, metrics)
-        kl_reason = self.kl_stop.reason_to_stop(metrics["kl_to_reference"])
         if kl_reason is not None:
             reasons.append(kl_reason)
         self.stopped = f"iteration {metrics['iteration']}: {reasons[0]}" if reasons else None
-        if kl_reason is not None:
-            self.load_kept_policy(self.kl_stop)  # the last policy within the limit
         for callback in self.callbacks:
             callback.on_iteration_end(self, experience, metrics)
         return metrics
@@ -495,18 +520,17 @@ class RLHFTrainer:
     ) -> Metrics:
         """Log an iteration: rollout, update, prompts, optimizer and times.
 
-        Changes nothing.
+        Changes nothing. Raises ValueError for a part of the loss with the name of another metric.
         """
-        metrics: Metrics = {"iteration": self.iteration}
+        metrics: Metrics = {"iteration": self.iteration, "beta": self.beta}
         metrics |= rollout_metrics(experience, self.config, self.eos_ids)
-        metrics |= update_log
-        metrics["beta"] = self.beta
         metrics |= prompt_metrics(prompts, experience)
         metrics |= trainer_metrics(
             self.agent, self.ref_model, self.optimizer, experience, self.config
         )
         metrics |= timing(seconds, metrics["tokens"])
-        return metrics
+        require_new_names(metrics, update_log)
+        return metrics | update_log
 
     def advance(self, metrics: Metrics) -> Metrics:
         """Count the iteration, and move on what changes between two: β, c₂, η and π_ref.
@@ -553,18 +577,26 @@ class RLHFTrainer:
         own_callbacks = self.callbacks
         steps = steps_left(config, self.iteration, steps)
         check_callbacks(own_callbacks, callback)
+        evaluated: HeldOut | None = None
+        if config.eval_every is None and held_out is not None:
+            raise ValueError(
+                "held_out= is given, and eval_every is not set, so nothing would be evaluated: set "
+                "eval_every, or call evaluate yourself"
+            )
         if config.eval_every is not None:
             if held_out is None:
                 raise ValueError(
                     f"eval_every is {config.eval_every}, but there is nothing to evaluate on: "
                     "pass held_out=, prompts that are not trained on"
                 )
-            self.held_out = HeldOut(self.prompts_that_fit(held_out), reward_fn, config.eval_every)
-        self.prompts.open(self.prompts_that_fit(prompts))
+            evaluated = HeldOut(self.prompts_that_fit(held_out), reward_fn, config.eval_every)
+        prompts = self.prompts_that_fit(prompts)
         self.stopped = None
         if callback is not None:
             self.callbacks = [*own_callbacks, StopWhen(callback)]
         try:
+            self.held_out = evaluated
+            self.prompts.open(prompts, self.is_short_enough)
             with ProgressBar(steps, config.algorithm, show=progress) as bar:
                 while len(history) < steps and not self.stopped:
                     batch = self.prompts.take(config.batch_size // config.group_size)
@@ -583,10 +615,17 @@ class RLHFTrainer:
         return history
 
     def prompts_that_fit(self, prompts: Any) -> Any:
-        "The prompts without those that long_rows drops. Raises ValueError if it refuses one."
+        """Leave out the prompts of a list that long_rows drops; a stream stays as it is.
+
+        Raises ValueError if long_rows refuses one.
+        """
         return drop_long_prompts(
             prompts, self.tokens, self.max_prompt_length, self.config.long_rows
         )
+
+    def is_short_enough(self, prompt: Any) -> bool:
+        "Is this prompt of a stream kept, and not dropped by long_rows?"
+        return is_short_enough(prompt, self.tokens, self.max_prompt_length, self.config.long_rows)
 
     def evaluate(
         self,
@@ -597,11 +636,13 @@ class RLHFTrainer:
         """Answer prompts that are not trained on: held_out_reward, and exact held_out_kl.
 
         With keep_best the policy is kept if its KL is within max_kl_to_reference and no other one
-        had a higher reward.
+        had a higher reward. Raises ValueError for an empty list of prompts.
         """
         scores = []
         kls = []
         rollouts = []
+        if not len(prompts):
+            raise ValueError("there are no prompts to evaluate on: the list is empty")
         for rollout in self.answers(prompts, greedy):
             rollout = self.ask_rewards(rollout, reward_fn, "held-out text")
             scores.append(require_scores(rollout))
@@ -639,6 +680,7 @@ class RLHFTrainer:
         """
         require_sampler_maker(make)
         sampler = make(self.agent, self.tokens)
+        require_sampler(sampler)
         sync_weights(sampler, self.agent.model)
         self.sampler = data_parallel(sampler, self.tokens)
 
@@ -744,7 +786,10 @@ class RLHFTrainer:
     # ---------------------------------------------------------------- its state
 
     def parts(self) -> dict[str, Stateful]:
-        "What keeps a state between two iterations, by name; sampler and callbacks too, with one."
+        """Return the parts that a checkpoint holds, by name.
+
+        The sampler and the callbacks are among them, if they are `Stateful`.
+        """
         parts: dict[str, Stateful] = {
             "learner": LearnerState(self.agent, self.optimizer),
             "generators": self.generators,
@@ -818,9 +863,9 @@ class RLHFTrainer:
                 )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where that trainer stood, with as many torch threads.
+        """Load a state, and set as many torch threads as that trainer had.
 
-        A stream of prompts is yours to move on, by `prompts.seen`. Raises ValueError before
+        Of a stream of prompts skip the first `prompts.seen` yourself. Raises ValueError before
         anything is changed.
         """
         self.check_state_dict(state)

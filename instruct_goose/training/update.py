@@ -12,7 +12,7 @@ __all__ = ['EvaluateFn', 'LossFn', 'drop_truncated', 'minibatches', 'micro_batch
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import torch
 from jaxtyping import Float
@@ -169,7 +169,7 @@ def kl_penalty_in_loss(
     estimator = config.kl_estimator or "k2"
     return penalty(logprobs, batch.ref_logprobs, batch.mask, beta, estimator, batch.old_logprobs)
 
-
+# %% ../../nbs/reference/training/update.ipynb #284a0fa5
 def total_loss(
     new: Evaluation,  # of the policy as it is now, with gradient
     batch: Experience,
@@ -226,7 +226,7 @@ torch.serialization.add_safe_globals([MicroBatchTrace])  # may be sent to other 
 EvaluateFn = Callable[[Experience], Evaluation]  # `RLHFTrainer.evaluate_policy`
 LossFn = Callable[[Evaluation, Experience], tuple[Tensor, dict[str, Tensor]]]
 
-
+# %% ../../nbs/reference/training/update.ipynb #6494bf5d
 def backward(
     agent: Agent, evaluate: EvaluateFn, loss_fn: LossFn, micro: Experience
 ) -> MicroBatchTrace:
@@ -247,6 +247,12 @@ def backward(
             "for the log, as super().loss does"
         )
     loss, parts = result
+    for name, part in parts.items():
+        if torch.is_tensor(part) and part.numel() != 1:
+            raise TypeError(
+                f"the loss's part {name!r} has the shape {tuple(part.shape)}, and the log takes one "
+                "number: return its mean or its sum"
+            )
 
     def not_finite() -> FloatingPointError:
         columns = {
@@ -270,7 +276,7 @@ def backward(
         stale_gradient=stale_gradient,
     )
 
-
+# %% ../../nbs/reference/training/update.ipynb #d9e60cd0
 def _is_loss_and_parts(result: object) -> bool:
     "Whether a loss function returned a tensor of one number and a dictionary."
     match result:
@@ -321,8 +327,9 @@ def make_optimizer(
 ) -> Optimizer:
     """Make an optimizer with policy and values in a group each.
 
-    Raises ValueError for one that leaves the values out, and for weights in float16. AdamW on
-    weights in bfloat16 can be a LostSteps warning.
+    Raises ValueError for one that knows none of the policy's parameters or leaves the values out,
+    and for weights in float16. Warns of one that knows a part of the policy. AdamW on weights in
+    bfloat16 can be a LostSteps warning.
     """
     require_trainable(agent.parameters())
     policy = [p for p in agent.policy_parameters() if p.requires_grad]
@@ -339,6 +346,20 @@ def make_optimizer(
     else:
         made = optimizer(groups)
     known = {id(p) for group in made.param_groups for p in group["params"]}
+    n_unknown = sum(id(p) not in known for p in policy)
+    if n_unknown == len(policy) > 0:
+        raise ValueError(
+            "the optimizer knows none of the policy's parameters, so nothing would be learnt: pass "
+            "optimizer=lambda groups: torch.optim.Adam(groups). (With FSDP an optimizer that was "
+            "made before the trainer has the parameters from before they were sharded)"
+        )
+    if n_unknown:
+        warnings.warn(
+            f"the optimizer does not know {n_unknown} of the policy's {len(policy)} tensors that "
+            "learn: they stay as they are. Freeze them (requires_grad=False), or pass "
+            "optimizer=lambda groups: torch.optim.Adam(groups)",
+            stacklevel=2,
+        )
     if learns_values and any(id(p) not in known for p in values):
         raise ValueError(
             "the optimizer does not know the value function's parameters: pass "
@@ -413,17 +434,19 @@ class Coefficients:
         return logged
 
     def state_dict(self) -> State:
-        "Return β and c₂."
-        return {"beta": self.beta, "ent_coef": self.ent_coef}
+        "Return β, c₂ and the weight of the entropy bonus."
+        return {"beta": self.beta, "ent_coef": self.ent_coef, "ent_weight": self.ent_weight}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         "Raise ValueError for numbers that are no coefficients."
-        check_values(state, {"beta": NotNegative, "ent_coef": NotNegative})
+        hints = {"beta": NotNegative, "ent_coef": NotNegative, "ent_weight": Optional[NotNegative]}
+        check_values(state, hints)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         "Take over coefficients that have been checked."
         self.beta = state["beta"]
         self.ent_coef = state["ent_coef"]
+        self.ent_weight = state["ent_weight"]
 
 # %% ../../nbs/reference/training/update.ipynb #23b112e6
 @contextmanager

@@ -24,7 +24,8 @@ class Here:
     "What Worker is, without a process."
 
     def __init__(self, job):
-        self.job, self.versions = job, {}
+        self.job = job
+        self.versions = {}
 
     def ask(self, do, given=None):
         return timed(self.job.run) if do == "run" else self.job.check(given)

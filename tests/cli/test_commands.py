@@ -107,7 +107,8 @@ def test_sample_reads_adapters_stages_and_plain_models(runs, monkeypatch, capsys
 def test_merge_writes_the_model_that_the_run_is(runs, monkeypatch, capsys):
     monkeypatch.chdir(runs)
     main(["merge", "rl", "merged"])
-    merged, ids = AutoModelForCausalLM.from_pretrained("merged"), torch.tensor([[1, 2, 3]])
+    merged = AutoModelForCausalLM.from_pretrained("merged")
+    ids = torch.tensor([[1, 2, 3]])
     torch.testing.assert_close(
         merged(ids).logits, load_model("rl")(ids).logits, atol=1e-5, rtol=1e-5
     )
@@ -175,10 +176,8 @@ def test_a_word_that_byte_pairs_spell_is_known():
             [],
         )
     )
-    raw.pre_tokenizer, raw.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
     check_words(["Name a tree."], PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>"))
     with pytest.raises(ValueError, match="'tree.'"):
         check_words(["a tree."], tiny_smollm(["a"])[1])

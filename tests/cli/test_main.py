@@ -186,7 +186,8 @@ def parsed(monkeypatch):
 
 @pytest.mark.parametrize("name", first(2, PRESETS))
 def test_algorithm_is_the_preset_and_other_flags_override_it(parsed, name, tmp_path):
-    quick, reviews = QuickstartConfig.preset(name), ReviewsConfig.preset(name, data=tmp_path)
+    quick = QuickstartConfig.preset(name)
+    reviews = ReviewsConfig.preset(name, data=tmp_path)
     assert (
         parsed("quickstart", "--algorithm", name) == quick
         and type(parsed("quickstart", "--algorithm", name)) is QuickstartConfig

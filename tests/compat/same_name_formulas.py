@@ -114,7 +114,8 @@ class Padded(NamedTuple):
 
 def padded_example(width: int = 4) -> Padded:
     "The five tokens of the running example in rows of `width`, 3 at least."
-    ex, mask = running_example(), torch.arange(width) < torch.tensor([[3], [2]])
+    ex = running_example()
+    mask = torch.arange(width) < torch.tensor([[3], [2]])
 
     def place(x, pad=1.0):
         wide = torch.full((2, width, *x.shape[2:]), pad, dtype=x.dtype)
@@ -193,7 +194,10 @@ class Quantity:
         tell: Callable
         | None = None,  # an implementation → what it computes; None: the kind that has its probe
     ):
-        self.name, self.shows, self.work, probe = name, shows, work, probe or work
+        self.name = name
+        self.shows = shows
+        self.work = work
+        probe = probe or work
         self.test = "test_" + name.replace(" ", "_").replace(
             ",", ""
         )  # that tells the formulas apart
@@ -278,7 +282,8 @@ def _on_example(*names):
 
 
 def _tell_masked_mean(f):
-    x, m = _t([2, 4, 9], [6, 9, 9]), torch.arange(3) < torch.tensor([[2], [1]])
+    x = _t([2, 4, 9], [6, 9, 9])
+    m = torch.arange(3) < torch.tensor([[2], [1]])
     kind = _match(f(x, m), {"real tokens": 4, "all slots, padding as 0": 2, "all slots": 6.5})
     if kind != "real tokens":
         return kind
@@ -622,7 +627,8 @@ GROUP_STD = Quantity(
 )
 
 
-_PI, _REF = _t(0.7, 0.2, 0.1).log(), _t(0.3, 0.3, 0.4).log()
+_PI = _t(0.7, 0.2, 0.1).log()
+_REF = _t(0.3, 0.3, 0.4).log()
 
 
 def expected_estimate(f):

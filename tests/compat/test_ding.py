@@ -31,7 +31,8 @@ def calls(library, x):
     "Each option once, with and without weights, one step or several, one agent or several."
 
     def call(name, record, fields, *args, **options):
-        f, kind = getattr(library, name), getattr(library, record) if record else None
+        f = getattr(library, name)
+        kind = getattr(library, record) if record else None
         return (
             name,
             (lambda *fields: f(kind(*fields) if record else fields, *args, **options)),
@@ -55,15 +56,15 @@ def ppo_calls(call, x, action, weights):
     for k, (clip, value_clip, dual, kl) in enumerate(OPTIONS):
         more = {"kl_type": kl} if kl else {}
         for shape, kinds in weights.items():
-            new, old, pretrained = x(*shape, 5), x(*shape, 5), x(*shape, 5) if kl else None
-            a, v, v_old, adv, returns, w = (
-                action(*shape),
-                x(*shape),
-                x(*shape),
-                x(*shape),
-                x(*shape),
-                kinds[k % 3],
-            )
+            new = x(*shape, 5)
+            old = x(*shape, 5)
+            pretrained = x(*shape, 5) if kl else None
+            a = action(*shape)
+            v = x(*shape)
+            v_old = x(*shape)
+            adv = x(*shape)
+            returns = x(*shape)
+            w = kinds[k % 3]
             yield call(
                 "ppo_error",
                 "ppo_data",
@@ -86,7 +87,12 @@ def ppo_calls(call, x, action, weights):
                 "ppo_value_error", "ppo_value_data", (v, v_old, returns, w), clip, value_clip
             )
         new, old, pretrained = ({"mu": x(6, 2), "sigma": x(6, 2).abs() + 0.8} for _ in range(3))
-        a, v, v_old, adv, returns, w = x(6, 2), x(6), x(6), x(6), x(6), weights[6,][(k + 1) % 3]
+        a = x(6, 2)
+        v = x(6)
+        v_old = x(6)
+        adv = x(6)
+        returns = x(6)
+        w = weights[6,][(k + 1) % 3]
         pretrained = pretrained if kl else None
         yield call(
             "ppo_error_continuous",
@@ -212,7 +218,8 @@ def test_results_are_records():
 
 
 def test_any_log_prob_fn_is_called():
-    z, calls = torch.randn(6, 3, 5), []
+    z = torch.randn(6, 3, 5)
+    calls = []
     d = ours.grpo_policy_data(
         z, z + torch.randn_like(z), z.flip(0), torch.ones(6, 3).long(), torch.randn(6), None
     )
@@ -305,7 +312,8 @@ def test_ratios_of_agents_are_averaged_before_the_clip():
 def test_who_checks_the_dual_clip(dual):
     new, old, action = normal_of_one()
     z, z_old = two_actions(tensor([1.0]))
-    one, none = torch.ones(1), torch.zeros(1)
+    one = torch.ones(1)
+    none = torch.zeros(1)
     for refused in (
         lambda: ours.ppo_error(
             ours.ppo_data(z, z_old, tensor([0]), none, none, one, none, None), dual_clip=dual
@@ -328,7 +336,9 @@ def test_who_checks_the_dual_clip(dual):
 
 def test_what_people_pass():
     z, z_old = two_actions(tensor([1.1, 0.9]))
-    adv, action, none = tensor([1.0, -1.0]), tensor([0, 1]), torch.zeros(2)
+    adv = tensor([1.0, -1.0])
+    action = tensor([0, 1])
+    none = torch.zeros(2)
     base = ours.ppo_policy_error(ours.ppo_policy_data(z, z_old, action, adv, None))[0].policy_loss
 
     def same(*data, **k):

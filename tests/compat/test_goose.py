@@ -146,7 +146,8 @@ def script(tokenizer, lm, tmp_path, monkeypatch):
     )
 
     def run(**changes):
-        source, scope = SCRIPT.replace('"gpt2"', repr(str(tmp_path))), {"history": []}
+        source = SCRIPT.replace('"gpt2"', repr(str(tmp_path)))
+        scope = {"history": []}
         for old, new in changes.values():
             assert source.count(old) == 1, old
             source = source.replace(old, new)
@@ -320,7 +321,8 @@ def test_datasets(tokenizer):
 
 
 def test_advantage_and_return_of_one_step():
-    rewards, values = torch.arange(1, 11), torch.arange(1, 11) / 10
+    rewards = torch.arange(1, 11)
+    values = torch.arange(1, 11) / 10
     advantages, returns = RLHFTrainer.compute_advantage_and_return(rewards, values)
     close(advantages, rewards - values)
     close(returns, rewards.to(values))
@@ -396,7 +398,8 @@ def loss_and_gradient(agent, ref, x):
 
 
 def test_what_follows_the_first_end_does_not_count(agent, tokenizer):
-    ref, x = create_reference_model(agent), batch_of(tokenizer)
+    ref = create_reference_model(agent)
+    x = batch_of(tokenizer)
     mask = tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]])
     expected = loss_and_gradient(agent, ref, x)
     close(loss_and_gradient(agent, ref, x | {"response_attention_mask": mask}), expected)

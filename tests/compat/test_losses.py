@@ -129,7 +129,8 @@ def test_opo_and_abs_as_verl_has_them():
 
 def slow(name, ells, logps, a, own):
     "The objective of one response, and the coefficients of its tokens' ∇log π: two lists of numbers, one token at a time."
-    n, w = len(ells), math.exp(sum(ells))
+    n = len(ells)
+    w = math.exp(sum(ells))
     if name == "sapo":
         tau = own["tau_pos"] if a > 0 else own["tau_neg"]
         s = [1 / (1 + math.exp(-tau * (math.exp(e) - 1))) for e in ells]
@@ -203,7 +204,8 @@ def test_the_kl_of_abs_in_the_loss_is_biased_with_the_ratio_too_and_the_settings
     log_pi = theta.log_softmax(-1)
     log_old = f64([0.5, 0.2, 0.3]).log()
     log_ref = f64([0.2, 0.5, 0.3]).log()
-    pi, ell = log_pi.exp().detach(), (log_pi - log_ref).detach()
+    pi = log_pi.exp().detach()
+    ell = (log_pi - log_ref).detach()
     of_kl = pi * (ell - (pi * ell).sum())
     # ∂π_b/∂θ_a = π_b(1[a=b] − π_a); |ℓ| itself has the gradient sign(ℓ)·(1[a=b] − π_a)
     weight = pi * (ell.abs() + ell.sign())
@@ -226,7 +228,8 @@ def test_the_kl_of_abs_in_the_loss_is_biased_with_the_ratio_too_and_the_settings
 def test_the_table_says_that_gmpo_bounds_the_logarithm_of_the_ratio():
     "A token is cut where log ρ > .4, that is ρ > 1.49, and not at ρ = 1.41."
     assert "| gmpo | token | gmpo, log ρ in [-0.4, 0.4] |" in preset_table()
-    ratio, mask = f64([[1.41, 1.48, 1.5]]), torch.ones(1, 3, dtype=torch.bool)
+    ratio = f64([[1.41, 1.48, 1.5]])
+    mask = torch.ones(1, 3, dtype=torch.bool)
     shares = clipped_shares("gmpo", ratio, torch.ones_like(ratio), mask, 0.4)
     assert shares["clip_fraction_high"].item() == pytest.approx(1 / 3)
 
@@ -307,7 +310,8 @@ def test_max_rl_as_the_rlhf_book_has_it_and_it_points_to_the_log_of_the_success_
         slope = 0.0  # in a coin's logit: ∇log π is 1 − p for a success, −p for a failure
         for answers in itertools.product((1.0, 0.0), repeat=size):
             chance = math.prod(p if x else 1 - p for x in answers)
-            column, every = f64([[x] for x in answers]), torch.ones(size, 1, dtype=torch.bool)
+            column = f64([[x] for x in answers])
+            every = torch.ones(size, 1, dtype=torch.bool)
             a, _ = estimate_advantages("max_rl", column, every, group_size=size)
             pulls = [w * (x - p) for w, x in zip(a[:, 0].tolist(), answers, strict=True)]
             slope += chance * sum(pulls) / size
@@ -334,7 +338,8 @@ def test_vapo_s_gae_against_sums(name):
     )
     for i, n in enumerate(lengths):
         lam = 0.9 if name == "gae_decoupled" else max(0.0, 1 - 1 / (0.05 * n))
-        r, v = rewards[i, :n].tolist(), values[i, :n].tolist()
+        r = rewards[i, :n].tolist()
+        v = values[i, :n].tolist()
         close(advantages[i, :n], f64(gae_slow(r, v, lam, 0.99)))
         whole = [sum(0.99 ** (k - t) * r[k] for k in range(t, n)) for t in range(n)]
         close(returns[i, :n], f64(whole))

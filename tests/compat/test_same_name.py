@@ -88,7 +88,10 @@ def test_masked_mean(ex):
 def test_whitening():
     "1, 2, 3, 6: mean 3, squares 4 + 1 + 0 + 9 = 14 over 3 or 4; with the 9 behind them mean 4.2, squares 42.8 over 4."
     q = told_apart("whitening", lambda x, m: -x)
-    x, s, n, every = t(1, 2, 3, 6), math.sqrt(14 / 3), math.sqrt(14 / 4), math.sqrt(42.8 / 4)
+    x = t(1, 2, 3, 6)
+    s = math.sqrt(14 / 3)
+    n = math.sqrt(14 / 4)
+    every = math.sqrt(42.8 / 4)
     wanted = {
         "centred": (x - 3) / s,
         "mean added back": (x - 3) / s + 3,
@@ -157,7 +160,8 @@ def test_KL_as_a_loss():
     q = told_apart("KL as a loss", lambda p, r, old: (p - r) ** 2)
 
     def divergence(kind, z):  # of softmax(z), by enumeration
-        p, r = z.softmax(-1), t(0.3, 0.3, 0.4)
+        p = z.softmax(-1)
+        r = t(0.3, 0.3, 0.4)
         return {
             "gradient of KL(π‖π_ref)": (p * (p / r).log()).sum(),
             "gradient of KL(π_ref‖π)": (r * (r / p).log()).sum(),
@@ -165,7 +169,8 @@ def test_KL_as_a_loss():
             "no gradient": 0 * p.sum(),
         }[kind]
 
-    z, step = t(0.7, 0.2, 0.1).log(), 1e-6
+    z = t(0.7, 0.2, 0.1).log()
+    step = 1e-6
     for kind, rows in q.kinds.items():  # finite differences of the whole divergence
         slopes = [
             (divergence(kind, z + step * e) - divergence(kind, z - step * e)) / (2 * step)
@@ -317,11 +322,9 @@ def test_sampler_weights():
 
 def test_the_entropy_bonus_follows_the_average_of_the_loss():
     "Rows of 3 and 1 tokens with S = 1, 1, 1 and 3: token mean 6/4, sequence mean (1 + 3)/2; TRL takes the first for both."
-    mask, S, zero = (
-        torch.tensor([[True] * 3, [True, False, False]]),
-        t([1, 1, 1], [3, 0, 0]),
-        torch.zeros(2, 3).double(),
-    )
+    mask = torch.tensor([[True] * 3, [True, False, False]])
+    S = t([1, 1, 1], [3, 0, 0])
+    zero = torch.zeros(2, 3).double()
     for how, bonus in (("token_mean", 1.5), ("sequence_mean", 2.0)):
         close(ppo_loss(zero, zero, zero, mask, entropy=S, ent_coef=1.0, how=how)[0], -bonus)
 
@@ -386,7 +389,8 @@ def test_GMPO_sampler_weights(plugin):
     "4, .25 and 1: their mean is 1.75, their geometric mean 1."
     q = told_apart("GMPO, sampler weights", lambda w, m, a: w.max() * a)
     all_as(q, {"arithmetic mean": 1.75, "geometric mean": 1.0})
-    zero, mask = torch.zeros(1, 3).double(), torch.ones(1, 3, dtype=torch.bool)
+    zero = torch.zeros(1, 3).double()
+    mask = torch.ones(1, 3, dtype=torch.bool)
     ours = policy_loss(zero, zero, zero + 1, mask, surrogate="gmpo", weights=t([4, 0.25, 1]))
     close(-ours.mean(), 1.75)
 

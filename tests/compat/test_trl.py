@@ -172,17 +172,21 @@ def trainer_for(config, **options):
 
 def loss_by_tokens(trainer):
     "TRL 0.11's compute_rewards, compute_advantages and loss, a token at a time on rows without padding; the first minibatch."
-    c, rows = trainer.config, []
+    c = trainer.config
+    rows = []
     for q, a, score in zip(QUERIES, RESPONSES, SCORES, strict=True):
         ids = torch.cat([q, a])[None]
-        out, ref = trainer.agent(ids), trainer.ref_model(ids).logits[0].log_softmax(-1)
+        out = trainer.agent(ids)
+        ref = trainer.ref_model(ids).logits[0].log_softmax(-1)
         at = [len(q) - 1 + t for t in range(len(a))]
         logp = torch.stack(
             [out.logits[0].log_softmax(-1)[i, x] for i, x in zip(at, a, strict=True)]
         )
         kl = logp.detach() - torch.stack([ref[i, x] for i, x in zip(at, a, strict=True)])
         kl = {"k1": kl, "k2": kl**2 / 2}[c.kl_estimator]
-        V, advantage, row = out.values[0][at], 0.0, []
+        V = out.values[0][at]
+        advantage = 0.0
+        row = []
         for t in reversed(range(len(a))):
             reward = -trainer.beta * kl[t] + (score if t == len(a) - 1 else 0.0)
             after = V[t + 1].detach() if t + 1 < len(a) else 0.0

@@ -144,7 +144,8 @@ def test_each_field_that_is_set_is_carried_warned_about_or_refused_by_its_name(k
 def test_the_record_is_that_of_the_installed_trl(kind):
     if find_spec("trl") is None:
         pytest.skip("no TRL here; python tests/compat/trl_fields.py in .venv-bench-trl116 makes it")
-    own, recorded = trl_class(kind)[0], recorded_class(kind)
+    own = trl_class(kind)[0]
+    recorded = recorded_class(kind)
     of_record = json.loads(RECORD.read_text("utf-8"))
     assert of_record["trl"] == trl_class(kind)[1].removeprefix("trl ")
     names = [f.name for f in dataclasses.fields(own)]

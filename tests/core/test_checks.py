@@ -83,7 +83,8 @@ def bad_loss(t):
         r.old_logprobs = torch.where(r.mask, r.old_logprobs, float("nan"))  # which is allowed
         return optimize(r)
 
-    t.optimize, t.config.minibatches = broken, 1
+    t.optimize = broken
+    t.config.minibatches = 1
 
 
 def bad_gradient(t):
@@ -125,7 +126,8 @@ def test_the_first_number_that_is_not_finite_stops_the_run_before_the_weights_mo
     t = trainer()
     t.train(PROMPTS, reward, steps=2, progress=False)
     spoil(t)
-    before, moments = weights(t), copy.deepcopy(t.optimizer.state_dict()["state"])
+    before = weights(t)
+    moments = copy.deepcopy(t.optimizer.state_dict()["state"])
     with pytest.raises(FloatingPointError, match=f"iteration 2: {message}") as e:
         t.step(PROMPTS, reward)
     assert t.iteration == 2

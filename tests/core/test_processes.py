@@ -44,11 +44,9 @@ from instruct_goose.rollouts.rollout import map_rows
 def primitives():
     k = rank()
     shares = [list(range(n))[rank_slice(n)] for n in (5, 1, 0)] + [list(range(7))[rank_slice(7, 3)]]
-    x, y, z = (
-        torch.full((3,), 1.0 + k),
-        torch.full((2, 2), 10.0 * k, dtype=torch.float64),
-        torch.ones(4),
-    )
+    x = torch.full((3,), 1.0 + k)
+    y = torch.full((2, 2), 10.0 * k, dtype=torch.float64)
+    z = torch.ones(4)
     transposed = (torch.arange(6.0).view(2, 3) * (1 + k)).T  # not contiguous
     all_reduce([x, y, z, transposed])
     assert torch.equal(transposed, 3 * torch.arange(6.0).view(2, 3).T)
@@ -230,7 +228,8 @@ def test_a_launcher_starts_a_script_that_knows_of_nothing(launcher, tmp_path):
         pytest.importorskip(
             "accelerate", reason="accelerate is not installed: pip install -e '.[smollm]'"
         )
-    here, out = Path(__file__).parent, tmp_path / "weights.pt"
+    here = Path(__file__).parent
+    out = tmp_path / "weights.pt"
     (tmp_path / "script.py").write_text(
         SCRIPT.format(paths=[str(here.parent), str(here.parents[1])], out=str(out))
     )

@@ -48,7 +48,8 @@ def same(a, b):
 
 
 def test_a_nested_state_becomes_tensors_by_path_and_a_record_that_names_them():
-    weight, step = torch.ones(2), torch.tensor(3)
+    weight = torch.ones(2)
+    step = torch.tensor(3)
     state = {"learner": {"model": {"weight": weight}, "lr": 0.1}, "step": step, "names": ["a", 1]}
 
     tensors, record = flatten(state)

@@ -107,7 +107,8 @@ def _meant(device) -> str | None:
 
 def _line() -> str:
     "Where in our own code, or the caller's, this was written."
-    frame, found = sys._getframe(1), None
+    frame = sys._getframe(1)
+    found = None
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         own = path.is_relative_to(ROOT / "instruct_goose") or path.is_relative_to(ROOT / "nbs")
@@ -186,10 +187,8 @@ def _common_place(func, args, kwargs) -> str | None:
 class _Kernels(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        where, name = (
-            _common_place(func, args, kwargs),
-            func.overloadpacket.__name__.removesuffix("_"),
-        )
+        where = _common_place(func, args, kwargs)
+        name = func.overloadpacket.__name__.removesuffix("_")
         if where == "cuda" and (
             name in WAITING
             or name in INDEXING
@@ -285,7 +284,8 @@ class _Graph:
     capturing = False
 
     def __init__(self, steps, token):
-        self.steps, steps.token = steps, token.clone()
+        self.steps = steps
+        steps.token = token.clone()
 
     def replay(self):
         _Graph.capturing = True
@@ -313,7 +313,8 @@ def PretendGPU():
         is_current_stream_capturing=lambda: False,
         is_bf16_supported=lambda *_, **__: True,
     )
-    calls, run = _Calls(), torch.utils.checkpoint._run_fn_with_dynamo_disabled
+    calls = _Calls()
+    run = torch.utils.checkpoint._run_fn_with_dynamo_disabled
 
     def run_again(
         f, *args

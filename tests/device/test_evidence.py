@@ -35,7 +35,8 @@ def test_what_does_not_fit_is_named_and_the_rest_goes_on(gpu, monkeypatch):
     def fails(error):
         raise error
 
-    written, card = [], gpu.Card("cpu", False, gpu.TINY, gpu.TINY)
+    written = []
+    card = gpu.Card("cpu", False, gpu.TINY, gpu.TINY)
     work = [
         ("speed", "small", 1, lambda: {"x": 1.23456}),
         ("large", "big", 1, lambda: fails(torch.OutOfMemoryError("CUDA out of memory.\nTried"))),

@@ -201,7 +201,8 @@ def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
         states.append(dice.get_state())
         return out
 
-    model, states = tiny(kind), []
+    model = tiny(kind)
+    states = []
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     slow = written("cpu")
@@ -222,7 +223,8 @@ def test_the_gpu_samples_what_the_cpu_samples(kind, ends, monkeypatch):
 def test_a_stop_string_ends_where_it_ends_on_the_cpu(n, monkeypatch):
     "The GPU's tokens are read every four: what was written behind the text, or behind an end token, is taken out."
     monkeypatch.setattr(sampling, "CHECK_EVERY", 4)
-    model, stops = tiny("llama"), StopStrings(["w1 w2", "w3", "w7 w7"], TOKENIZER)
+    model = tiny("llama")
+    stops = StopStrings(["w1 w2", "w3", "w7 w7"], TOKENIZER)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     ids, mask = pad([TOKENIZER(p)["input_ids"] or [EOS] for p in PROMPTS * 3], EOS, side="left")
@@ -407,7 +409,8 @@ def test_ids_and_masks_of_a_rollout_are_kept_on_the_cpu(gpu):
     r = trainer.rollout(PROMPTS)
 
     def same(r):
-        own, there = r.on_host, vars(r)
+        own = r.on_host
+        there = vars(r)
         assert not own.mask.is_cuda and own is not r
         return all(
             torch.equal(vars(own)[name], there[name].cpu())
@@ -429,11 +432,9 @@ def test_ids_and_masks_of_a_rollout_are_kept_on_the_cpu(gpu):
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_in_half_precision_the_gpus_step_is_our_own(gpu, kind):
-    model, ids, mask = (
-        tiny(kind).to("cuda", torch.bfloat16),
-        torch.tensor([[0, 3, 4], [0, 5, 6]]).cuda(),
-        torch.ones(2, 3).bool().cuda(),
-    )
+    model = tiny(kind).to("cuda", torch.bfloat16)
+    ids = torch.tensor([[0, 3, 4], [0, 5, 6]]).cuda()
+    mask = torch.ones(2, 3).bool().cuda()
     (_, ours), (_, theirs) = (
         start_decoding(model, ids, mask, 2, graph=True),
         start_decoding(hooked(model), ids, mask, 2, graph=True),
@@ -446,11 +447,9 @@ def test_in_half_precision_the_gpus_step_is_our_own(gpu, kind):
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
 def test_under_autocast_the_gpus_step_has_fixed_shapes(gpu, kind):
     "The kernels are the CPU's, which have an autocast of their own."
-    model, ids, mask = (
-        tiny(kind).cuda(),
-        torch.tensor([[0, 3, 4], [0, 5, 6]]).cuda(),
-        torch.ones(2, 3).bool().cuda(),
-    )
+    model = tiny(kind).cuda()
+    ids = torch.tensor([[0, 3, 4], [0, 5, 6]]).cuda()
+    mask = torch.ones(2, 3).bool().cuda()
     with torch.autocast("cuda", torch.bfloat16), torch.autocast("cpu", torch.bfloat16):
         (_, graph), (_, theirs) = (
             start_decoding(model, ids, mask, 2, graph=True),
@@ -462,11 +461,9 @@ def test_under_autocast_the_gpus_step_has_fixed_shapes(gpu, kind):
 
 
 def test_a_step_that_cannot_be_captured_runs_without_a_graph(gpu, monkeypatch):
-    model, ids, mask = (
-        tiny("llama").cuda(),
-        torch.tensor([[0, 3, 4], [0, 5, 6]]).cuda(),
-        torch.ones(2, 3).bool().cuda(),
-    )
+    model = tiny("llama").cuda()
+    ids = torch.tensor([[0, 3, 4], [0, 5, 6]]).cuda()
+    mask = torch.ones(2, 3).bool().cuda()
     (_, plain), (_, graph) = (start_decoding(model, ids, mask, 3, graph=True) for _ in range(2))
     token = torch.tensor([7, 2]).cuda()
     seen = [graph(token).clone(), graph(token).clone()]
@@ -560,10 +557,8 @@ def test_a_mistake_is_found_with_its_line(gpu, mistake):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_agent(gpu, kind, tmp_path):
-    agent, mask = (
-        Agent(tiny(kind), value_model="copy").cuda(),
-        torch.ones(2, 3, dtype=torch.bool, device="cuda"),
-    )
+    agent = Agent(tiny(kind), value_model="copy").cuda()
+    mask = torch.ones(2, 3, dtype=torch.bool, device="cuda")
     ids = torch.tensor([[0, 3, 4], [0, 5, 6]], device="cuda")
     now = agent.evaluate(ids, mask, ids, mask)
     (now.logprobs.sum() + now.values.sum() + now.entropy.sum()).backward()
@@ -682,10 +677,8 @@ def test_a_supervised_stage_goes_where_there_is_a_gpu(stage, flags, tmp_path, mo
     if stage == "sft":
         rows = [{"text": row["text"]} for row in rows]
     Path("data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    places, name = (
-        [],
-        {"sft": "train_lm", "dpo": "train_dpo", "reward-model": "train_reward_model"}[stage],
-    )
+    places = []
+    name = {"sft": "train_lm", "dpo": "train_dpo", "reward-model": "train_reward_model"}[stage]
     train = getattr(own_model, name)
     monkeypatch.setattr(
         own_model,

@@ -12,8 +12,10 @@ from instruct_goose.doctor.libraries import (
     LIBRARIES,
     asked_rules,
     diagnose_log,
+    log_of_rows,
     loss_note,
     read_log,
+    read_rows,
     report_log,
 )
 from instruct_goose.doctor.rules import KEYS
@@ -175,3 +177,82 @@ def test_the_command_reads_them(capsys):
 def test_every_column_is_one_of_ours(library):
     more = {"loss", "accuracy", "margin", "rejected_logprob"}
     assert {column.ours for column in library.columns} <= {*KEYS} | more
+
+
+ROW = {"loss": 0.5, "grad_norm": 1.0, "learning_rate": 1e-6, "reward": 0.25, "kl": 0.1}
+ROW |= {"completions/mean_length": 20.0, "frac_reward_zero_std": 0.5}
+
+
+def rows_of(text):
+    return log_of_rows(read_rows(text)).metrics
+
+
+def test_a_folded_row_is_one_row():
+    "A terminal folds a dictionary and verl's line anywhere, in the middle of a name or a number."
+    whole = f" 5%|# | 1/20 {ROW!r}\n 10%|## | 2/20 {ROW!r}  15%|#"
+    folded = "\n".join(whole.replace("\n", " ")[i : i + 70] for i in range(0, len(whole), 70))
+    assert rows_of(folded) == rows_of(whole)
+    lines = console(NUMBERS[:2]).partition("\n")[2]
+    for width in (60, 83):
+        pieces = [
+            line[i : i + width] for line in lines.split("\n") for i in range(0, len(line), width)
+        ]
+        assert rows_of("\n".join(pieces)) == rows_of(lines)
+
+
+def test_colours_and_missing_braces_do_not_matter():
+    bare = repr(ROW)[1:-1]
+    assert rows_of(bare) == rows_of(repr(ROW)) == rows_of(f"\x1b[36m(pid=1)\x1b[0m {ROW!r}")
+
+
+def test_what_is_not_finite_is_a_finding(tmp_path):
+    text = repr(ROW) + "\n" + repr(ROW | {"kl": float("nan")})
+    log = log_of_rows(read_rows(text))
+    (finding,) = diagnose_log(log)
+    assert finding.name == "not finite" and finding.severity == "error"
+    assert "kl is not finite in 1 of 2 logged steps, first in row 2" in finding.evidence
+    log = log_of_rows(read_rows(repr(ROW | {"grad_norm": float("inf")})))
+    assert [finding.severity for finding in diagnose_log(log)] == ["warning"]
+
+
+def test_a_log_without_steps_has_no_first_iteration():
+    "Such a log may begin anywhere: a KL in its first row says nothing of the run's start."
+    rows = [ROW | {"kl": 0.5}] * 3
+    assert diagnose_log(log_of_rows(rows)) == []
+    counted = [row | {"step": step} for step, row in enumerate(rows, 1)]
+    assert [finding.name for finding in diagnose_log(log_of_rows(counted))] == ["start KL"]
+    swift = [row | {"global_step/max_steps": f"{step}/90"} for step, row in enumerate(rows, 7)]
+    assert [row["iteration"] for row in rows_of(json.dumps(swift))] == [6, 7, 8]
+
+
+def test_units_and_rounding_of_verl():
+    old = "step:1 - actor/lr(1e-4):0.010 - critic/score/mean:0.500 - critic/rewards/mean:0.400"
+    assert rows_of(old) == [pytest.approx({"iteration": 0, "lr": 1e-6, "reward_mean": 0.5})]
+    new = "step:1 - actor/lr:1e-06 - critic/score/mean:np.float64(0.5) - critic/rewards/mean:0.41"
+    assert rows_of(new) == [
+        {"iteration": 0, "reward_mean": 0.5, "total_reward_mean": 0.41, "lr": 1e-6}
+    ]
+    of_file = json.dumps({"step": 1, "data": {"critic/score/mean": 0.5}})
+    assert rows_of(of_file) == [{"iteration": 0, "reward_mean": 0.5}]
+
+
+def test_what_is_not_used_is_named():
+    rows = [ROW | {"step": 1, "num_tokens": 7}, {"eval_loss": 1.0, "step": 1}]
+    log = log_of_rows(rows)
+    said = report_log(log, [])
+    assert "Not used: num_tokens." in said and "Left out: 1 row of" in said
+    assert log.version == "0.18 or 0.19"
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        (" \n", "the log is empty"),
+        ("<html>", "a web page"),
+        ('{"log_history": [', "cut short"),
+        ("Traceback (most recent call last):\n x", "traceback"),
+    ],
+)
+def test_what_a_text_seems_to_be_is_said(text, says):
+    with pytest.raises(ValueError, match=says):
+        read_rows(text)

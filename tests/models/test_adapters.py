@@ -49,7 +49,8 @@ def trained(name="llama", seed=3, **options):
 
 def by_hand(model, scale):
     "W + s·B·A written into a plain copy, by the names of the parameters alone."
-    plain, lora = tiny(model.config.model_type), dict(model.named_parameters())
+    plain = tiny(model.config.model_type)
+    lora = dict(model.named_parameters())
     for name, p in plain.named_parameters():
         a, b = (lora.get(name.removesuffix("weight") + f"lora_{s}.default.weight") for s in "AB")
         own = (
@@ -78,7 +79,8 @@ def by_hand(model, scale):
 @families
 def test_the_forward_is_w_plus_ba_and_so_is_the_merged_model(name):
     model = trained(name, rank=3, alpha=4.5)
-    plain, merged = by_hand(model, 1.5), merge_adapters(model)
+    plain = by_hand(model, 1.5)
+    merged = merge_adapters(model)
     ours, theirs = model(IDS).logits, tiny(name)(IDS).logits
     assert (ours - theirs).abs().max() > 0.1
     torch.testing.assert_close(ours, plain(IDS).logits, rtol=1e-4, atol=1e-4)
@@ -92,7 +94,8 @@ def test_the_forward_is_w_plus_ba_and_so_is_the_merged_model(name):
 def test_a_merged_model_that_was_saved_is_loaded_as_it_was(name, tmp_path):
     "By transformers alone. transformers 5 remembers the names that adapters were loaded under, and would give them to all weights."
     tiny(name).save_pretrained(tmp_path / "base")
-    model, base = trained(name, rank=3, alpha=4.5), str(tmp_path / "base")
+    model = trained(name, rank=3, alpha=4.5)
+    base = str(tmp_path / "base")
     Agent(model).save_pretrained(tmp_path / "adapters")
     again = load_adapters(tmp_path / "adapters", base)
     merge_adapters(again).save_pretrained(tmp_path / "served")
@@ -126,7 +129,8 @@ def test_kl_is_zero_to_the_bit_and_gradients_reach_adapters_alone(name, side):
 
 
 def test_a_reference_shares_what_is_frozen_and_copies_what_learns():
-    fresh, later = with_lora(tiny("llama")), trained()
+    fresh = with_lora(tiny("llama"))
+    later = trained()
 
     def mine(model, other):
         return sum(
@@ -169,7 +173,8 @@ def test_what_speaks_at_once_belongs_to_the_reference(options):
     model = Agent(
         get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], **options))
     ).model
-    reference, before = create_reference_model(model), model(IDS).logits
+    reference = create_reference_model(model)
+    before = model(IDS).logits
     assert torch.equal(reference(IDS).logits, before)
     for p in what_learns(model).values():
         p.data += 0.3
@@ -363,7 +368,8 @@ def test_what_is_refused(monkeypatch):
 def test_a_compiled_transformer_says_what_the_plain_one_says():
     "The backend here runs what was traced as it stands, without a C++ compiler."
     torch._dynamo.reset()
-    model, calls = tiny(std=0.1), []
+    model = tiny(std=0.1)
+    calls = []
     plain, agent = Agent(copy.deepcopy(model)), Agent(model)
     trunk(model).compile(
         backend=lambda graph, inputs: calls.append(1) or graph.forward, dynamic=True

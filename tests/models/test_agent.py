@@ -11,7 +11,8 @@ from instruct_goose.models.families import trunk
 
 
 def same_bits(a, b):
-    a, b = a.state_dict(), b.state_dict()
+    a = a.state_dict()
+    b = b.state_dict()
     assert a.keys() == b.keys()
     assert not [k for k in a if a[k].dtype != b[k].dtype or not torch.equal(a[k], b[k])]
 
@@ -44,7 +45,8 @@ def test_a_value_model_of_ones_own(family, tmp_path):
     agent = Agent(family, other)
     assert agent.value_trunk is other.transformer
     torch.nn.init.ones_(agent.value_head.weight)
-    args, found = batch(), agent.evaluate(*batch())
+    args = batch()
+    found = agent.evaluate(*batch())
     for i, (own, others) in enumerate(zip(oracle(family), oracle(other), strict=True)):
         m = args[3][i]
         near(found.logprobs[i][m], own[0])
@@ -102,10 +104,8 @@ def test_recomputed_layers_give_the_same_gradient_in_either_mode(kind, value_mod
     for again in (False, True):
         agent = Agent(tiny(kind), value_model, gradient_checkpointing=again).train()
         torch.nn.init.constant_(agent.value_head.weight, 0.3)
-        blocks, passes = (
-            [m for m in agent.modules() if type(m).__name__ in ("GPT2MLP", "LlamaMLP")],
-            [],
-        )
+        blocks = [m for m in agent.modules() if type(m).__name__ in ("GPT2MLP", "LlamaMLP")]
+        passes = []
         with torch.no_grad():
             agent.evaluate(*batch())  # at first sight it is asked whether it is causal
         for block in blocks:

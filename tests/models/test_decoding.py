@@ -202,7 +202,8 @@ def test_from_token_to_token_nothing_changes_but_what_tensors_hold(name):
     model = tiny({**OURS, **STATIC}[name]())
     step = start_decoding(model, *queries(), 6, graph=True)[1].step
     step(NEW[:, 0])
-    before, time = baked(model, step), step.time.item()
+    before = baked(model, step)
+    time = step.time.item()
     for t in (1, 2):
         step(NEW[:, t])
     assert baked(model, step) == before and step.time.item() == time + 2
@@ -244,7 +245,9 @@ def baked(model, step):
 @torch.no_grad()
 def test_under_autocast_our_step_is_as_near_to_float32_as_the_library(name, static):
     "Both round the same products, so neither may be more than twice as far off; and no weight is rounded at each token."
-    model, (ids, seen), casts = tiny(OURS[name]()), queries(), []
+    model = tiny(OURS[name]())
+    (ids, seen) = queries()
+    casts = []
     exact = [torch.stack([slow(model, row, t + 1) for row in range(4)]) for t in range(5)]
 
     class Casts(TorchDispatchMode):

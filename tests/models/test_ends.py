@@ -94,7 +94,8 @@ def test_the_ends_are_one_union_in_the_plan_and_the_saved_model(here, stage, cap
     assert saved.generation_config.eos_token_id == ends
     assert [written_before_the_end(saved, token) for token in ends] == [1] * len(ends)
     assert written_before_the_end(saved, 7) == 4
-    model, tokenizer = load_model("out"), load_tokenizer("out")
+    model = load_model("out")
+    tokenizer = load_tokenizer("out")
     assert sorted(model_eos_ids(model, tokenizer)) == sorted(ends)
     assert sorted(stops_of(Path("out"), model, tokenizer)[0]) == sorted(ends)
 

@@ -147,7 +147,8 @@ def run(tmp_path, monkeypatch):
 
 
 def test_adapters_are_loaded_with_their_model_and_merged(run, tmp_path):
-    model, expected = load_model(run), adapted()(IDS).logits
+    model = load_model(run)
+    expected = adapted()(IDS).logits
     torch.testing.assert_close(model(IDS).logits, expected, rtol=1e-4, atol=1e-4)
     assert (
         not has_adapters(model)
@@ -253,15 +254,13 @@ def test_what_is_missing_may_be_allowed(tmp_path):
 
 
 def test_a_reader_is_no_policy_and_a_policy_no_reward_model(tmp_path):
-    T, base = (
-        transformers,
-        dict(
-            vocab_size=9,
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=16,
-        ),
+    T = transformers
+    base = dict(
+        vocab_size=9,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
     )
     for name, model in {
         "bert": T.BertForMaskedLM(T.BertConfig(**base)),

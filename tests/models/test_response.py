@@ -33,7 +33,8 @@ def test_every_layout_is_the_row_alone(any_model, qside, rside, pad_id):
     model.train()  # dropout is in the config; it must not matter
     args = batch(qside, rside, pad_id)
     logprobs, entropies = response_logprobs(model, *args, temperature=0.7, with_entropy=True)
-    hidden, logits = response_hidden(model, *args), response_logits(model, *args, temperature=0.7)
+    hidden = response_hidden(model, *args)
+    logits = response_logits(model, *args, temperature=0.7)
     for i, (lp, s, h, z) in enumerate(oracle(model, 0.7)):
         m = args[3][i]
         near(logprobs[i][m], lp)
@@ -123,7 +124,9 @@ def test_the_table_of_logits_is_never_made():
             **BASE | dict(vocab_size=vocab, hidden_size=8, max_position_embeddings=64)
         )
     )
-    q, r, rm = torch.ones(B, 1).long(), torch.randint(vocab, (B, T)), torch.ones(B, T).bool()
+    q = torch.ones(B, 1).long()
+    r = torch.randint(vocab, (B, T))
+    rm = torch.ones(B, T).bool()
     with Largest() as seen:
         response_logprobs(model, q, q, r, rm, with_entropy=True)[0].sum().backward()
     assert seen.size <= 2**24 / 4 < B * T * vocab / 2  # 16 MiB
@@ -146,7 +149,8 @@ def test_a_new_head_is_asked_again():
     adapted = Adapted(16, V, bias=False).double()
     model.lm_head = adapted
     assert plain_head(model) is None
-    logprobs, (_, _, _, rm) = response_logprobs(model, *batch()), batch()
+    logprobs = response_logprobs(model, *batch())
+    (_, _, _, rm) = batch()
     for i, (lp, *_) in enumerate(oracle(model)):
         near(logprobs[i][rm[i]], lp)
     model.lm_head = torch.nn.Linear(16, V).double()

@@ -129,7 +129,8 @@ def test_a_family_without_a_classifier_is_refused_in_a_sentence():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_from_causal_lm(name):
     lm = AutoModelForCausalLM.from_config(CONFIGS[name](vocab_size=len(SHARED)))
-    before, state = copy.deepcopy(lm.state_dict()), torch.get_rng_state()
+    before = copy.deepcopy(lm.state_dict())
+    state = torch.get_rng_state()
     reward_model = RewardModel.from_causal_lm(lm, SHARED)
     assert torch.equal(state, torch.get_rng_state()) and reward_model(
         *pad(rows(SHARED), 0)
@@ -153,7 +154,8 @@ def test_save_and_load(name, tokenizer, tmp_path):
     assert not list(tmp_path.glob("*.bin")) and (tmp_path / "model.safetensors").exists()
     own = tokenizer if name == "qwen2" else None  # its own class would split otherwise
     for loaded in (RewardModel.from_pretrained(tmp_path, own), RewardModel(tmp_path, tokenizer)):
-        ours, theirs = reward_model.model.state_dict(), loaded.model.state_dict()
+        ours = reward_model.model.state_dict()
+        theirs = loaded.model.state_dict()
         assert ours.keys() == theirs.keys() and all(
             torch.equal(ours[k], theirs[k]) for k in ours
         )  # weights: to the bit

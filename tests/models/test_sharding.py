@@ -182,10 +182,8 @@ def test_a_sharded_run_is_saved_as_one_and_goes_on_after_ctrl_c(tmp_path):
     one = weights_of(run_in_directory(False, tmp_path / "one", 4))
     with pytest.raises(RuntimeError, match="process 0: KeyboardInterrupt.*process 1: PeerFailed"):
         in_processes(2, run_sharded, tmp_path / "two", 4, ctrl_c=4, save_every=None, seconds=500)
-    (saved, _), rescued = (
-        newest(tmp_path / "two"),
-        load_file(tmp_path / "two/policy/model.safetensors"),
-    )
+    (saved, _) = newest(tmp_path / "two")
+    rescued = load_file(tmp_path / "two/policy/model.safetensors")
     assert newest(tmp_path / "two")[1]["place"] == ["ppo", 3, 4]
     assert (
         all(x.equal(saved[f"ppo/parts/learner/model/model.{k}"]) for k, x in rescued.items())

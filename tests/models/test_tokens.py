@@ -35,10 +35,8 @@ def test_compact_moves_tokens_and_nothing_else(rows, side, poison):
     ids = torch.where(mask, torch.arange(mask.numel()).view(mask.shape), poison)
     moved, moved_mask = compact(ids, mask, side)
     for old, m, new, n in zip(ids, mask, moved, moved_mask, strict=True):
-        kept, gap = (
-            [x for x, real in zip(old.tolist(), m.tolist(), strict=True) if real],
-            int((~m).sum()),
-        )
+        kept = [x for x, real in zip(old.tolist(), m.tolist(), strict=True) if real]
+        gap = int((~m).sum())
         assert new[n].tolist() == kept
         assert n.tolist() == (
             [False] * gap + [True] * len(kept)

@@ -34,7 +34,8 @@ def batch(seed, B=4, T=8):
 
 def slow_gae(r, v, gamma, lam):
     "one response as lists: Âₜ = Σₗ (γλ)ˡ·(rₜ₊ₗ + γ·Vₜ₊ₗ₊₁ − Vₜ₊ₗ)"
-    n, v = len(r), [*v, 0.0]
+    n = len(r)
+    v = [*v, 0.0]
     return [
         sum((gamma * lam) ** (k - t) * (r[k] + gamma * v[k + 1] - v[k]) for k in range(t, n))
         for t in range(n)
@@ -71,7 +72,8 @@ def test_against_the_double_sum(seed, gamma, lam):
     advantages, returns = gae(r, v, mask, gamma, lam)
     G = discounted_returns(r, mask, gamma)
     for i, m in enumerate(mask):
-        rewards, values = r[i, m].tolist(), v[i, m].tolist()
+        rewards = r[i, m].tolist()
+        values = v[i, m].tolist()
         slow = f64(slow_gae(rewards, values, gamma, lam))
         close(advantages[i, m], slow, atol=1e-9, rtol=0)
         close(returns[i, m], slow + v[i, m], atol=1e-9, rtol=0)

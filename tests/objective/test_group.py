@@ -113,7 +113,8 @@ def test_no_dial_turns_unseen(key, monkeypatch):
 
 def batch(seed, lengths=(5, 2, 4, 1, 3, 3), G=3, far=0.4):
     draw = torch.Generator().manual_seed(seed)
-    B, T = len(lengths), max(lengths)
+    B = len(lengths)
+    T = max(lengths)
     mask = torch.arange(T) < torch.tensor(lengths)[:, None]
 
     def noise(scale):
@@ -208,7 +209,9 @@ def std_advantages(x, G):
 def paper(name, b):
     "The loss of each preset from its paper's equation. No tensor, no function of the library."
     ell, drift, now, lp, V = lists(b)
-    B, T, x = len(ell), b.mask.shape[1], b.scores.tolist()
+    B = len(ell)
+    T = b.mask.shape[1]
+    x = b.scores.tolist()
     shaped = [
         s - BETA * sum(k) for s, k in zip(x, drift)
     ]  # the response's reward, less the price of its drift
@@ -256,7 +259,9 @@ def ppo_by_hand(name, ell, drift, V, x):
     for ks, vs, s in zip(drift, V, x):
         r = [-BETA * k for k in ks]
         r[-1] += s
-        A, later, v_next = [], 0.0, 0.0
+        A = []
+        later = 0.0
+        v_next = 0.0
         for r_t, v in zip(reversed(r), reversed(vs)):
             later = (
                 r_t + GAMMA * later
@@ -267,7 +272,8 @@ def ppo_by_hand(name, ell, drift, V, x):
             A.append(later)
         out.append(A[::-1])
     flat = [a for row in out for a in row]
-    mean, scale = fmean(flat), math.sqrt(stdev(flat) ** 2 + 1e-8)
+    mean = fmean(flat)
+    scale = math.sqrt(stdev(flat) ** 2 + 1e-8)
     return -fmean(
         clipped(math.exp(e), (a - mean) / scale, 0.8, 1.2)
         for row, A in zip(ell, out)

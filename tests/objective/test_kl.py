@@ -46,7 +46,8 @@ def batch(seed=0, B=4, T=7, side="right"):
 
 def test_by_hand():
     # π = (.7, .2, .1), π_ref = (.3, .3, .4): KL = .7 ln 7/3 + .2 ln 2/3 + .1 ln 1/4 = .59310 − .08109 − .13863 = .373386
-    p, q = f64([0.7, 0.2, 0.1]).log(), f64([0.3, 0.3, 0.4]).log()
+    p = f64([0.7, 0.2, 0.1]).log()
+    q = f64([0.3, 0.3, 0.4]).log()
 
     def mean(x):
         return (p.exp() * x).sum()
@@ -150,7 +151,8 @@ def test_chain_rule_over_all_responses(seed):
         return torch.stack([f[tokens[:, 0]], torch.cat([t.flatten(), f64([5.0])])], 1)  # 5: padding
 
     lp, ref = step(first, then), step(ref_first, ref_then)
-    joint, ref_joint = lp.masked_fill(~mask, 0).sum(1), ref.masked_fill(~mask, 0).sum(1)
+    joint = lp.masked_fill(~mask, 0).sum(1)
+    ref_joint = ref.masked_fill(~mask, 0).sum(1)
     oracle = kl_divergence(Categorical(logits=joint), Categorical(logits=ref_joint))
     for name in ("k1", "k3"):
         close((joint.exp() * sequence_kl(lp, ref, mask, name)).sum(), oracle, atol=1e-9, rtol=0)
@@ -166,7 +168,11 @@ def test_every_placement_by_enumeration(seed, vocab):
     the library's functions, against four targets worked out by hand from the softmax. Reverse: π(ℓ − KL); forward: π − π_ref;
     nothing; and E[k·∇log π] = π(k − E k) for a k that is a plain number."""
     p, q = pair(seed, vocab)
-    ell, mean = p - q, lambda x: (p.exp() * x).sum()
+    ell = p - q
+
+    def mean(x):
+        return (p.exp() * x).sum()
+
     theta = p.clone().requires_grad_()
     lp = theta.log_softmax(-1)[None]
     one = torch.ones(vocab, 1, dtype=torch.bool)  # a batch of one-token responses, one of each kind
@@ -317,7 +323,8 @@ def test_exact_kl_of_nearly_equal_distributions_is_zero_up_to_the_rounding_of_fl
     torch.manual_seed(0)
     logits = torch.randn(2000, 50, dtype=torch.float64)
     near = logits + 1e-5 * torch.randn_like(logits)
-    p, q = logits.log_softmax(-1), near.log_softmax(-1)
+    p = logits.log_softmax(-1)
+    q = near.log_softmax(-1)
     wide, narrow = exact_kl(p, q), exact_kl(p.float(), q.float())
     assert (wide > 0).all()
     assert -1e-6 < narrow.min() < 0 and (narrow - wide).abs().max() < 1e-6

@@ -64,10 +64,8 @@ def test_no_cut_changes_a_number(N, bytes, with_bias, tau, used):
     want = whole(hidden, weight, ids, tau, bias)
     for a, b in zip(got, want, strict=True):
         near(a.detach(), b.detach())
-    inputs, lopsided = (
-        [x for x in (hidden, weight, bias) if x is not None],
-        torch.arange(1.0, N + 1),
-    )
+    inputs = [x for x in (hidden, weight, bias) if x is not None]
+    lopsided = torch.arange(1.0, N + 1)
 
     def loss(lp, s):
         return (lopsided * lp).sum() * (used != "entropy") + (lopsided**2 * s).sum() * (
@@ -205,7 +203,8 @@ def test_the_work_that_is_done(learns, moved, bytes, products):
 @pytest.mark.parametrize("with_entropy", [True, False])
 def test_what_the_loss_does_not_move_may_be_poison(with_entropy):
     hidden, weight, _, ids = problem(6)
-    clean, m = hidden.detach().clone(), torch.tensor([1, 0, 1, 1, 0, 0]).bool()
+    clean = hidden.detach().clone()
+    m = torch.tensor([1, 0, 1, 1, 0, 0]).bool()
     dirty = torch.where(m[:, None], clean, math.nan).requires_grad_()
     clean.requires_grad_()
     for bytes in (64, 2**20):
@@ -260,10 +259,13 @@ def test_tiles_cover_the_table_once(tokens, vocab, numbers):
     st.booleans(),
 )
 def test_two_models_at_once(N, bytes, tau, with_bias):
-    a, b, ids = draw(N, 4), draw(N, 3), torch.randint(11, (N,))
+    a = draw(N, 4)
+    b = draw(N, 3)
+    ids = torch.randint(11, (N,))
     head = Head(draw(11, 4), draw(11) if with_bias else None)
     other = Head(draw(11, 3))
-    pi, ref = head_scores(a, head).log_softmax(-1), head_scores(b, other).log_softmax(-1)
+    pi = head_scores(a, head).log_softmax(-1)
+    ref = head_scores(b, other).log_softmax(-1)
     got = compare_heads(a, head, b, other, ids, tau, bytes)
     near(got.logprobs, token_logprobs(pi, ids, tau))
     near(got.ref_logprobs, token_logprobs(ref, ids, tau))

@@ -144,7 +144,8 @@ def mean(how):
     return lambda b: aggregate(b.V, MASK, how, **counts(how))
 
 
-LP, CASES = ("logprobs",), {}  # name -> (function of the numbers, which of them learn)
+LP = ("logprobs",)
+CASES = {}  # name -> (function of the numbers, which of them learn)
 for level, surrogate in itertools.product(LEVELS, SURROGATES):
     dial = dict(level=level, surrogate=surrogate)
     CASES[f"policy_loss {level} {surrogate}"] = (
@@ -372,7 +373,8 @@ GIVEN = {
 
 @pytest.mark.parametrize("name", CASES | CONSTANT)
 def test_samplers_references_targets_and_meters_have_no_gradient(name):
-    b, (fn, learns) = numbers(), CASES.get(name, (CONSTANT.get(name), ()))
+    b = numbers()
+    (fn, learns) = CASES.get(name, (CONSTANT.get(name), ()))
     for x in vars(b).values():
         x.requires_grad_()
     out = fn(b)
@@ -394,11 +396,15 @@ def test_narrow_floats_give_what_float64_gives(name, kind, dtype):
     fn, learns = CASES.get(name, (CONSTANT.get(name), ()))
     if name == "exact_kl":  # the distributions, not the logits, are its input
         for b in (narrow, wide):
-            b.logits, b.ref_logits = b.logits.float(), b.ref_logits.float()
+            b.logits = b.logits.float()
+            b.ref_logits = b.ref_logits.float()
     if learns:
         (got, g), (expected, h) = gradients(fn, learns, narrow), gradients(fn, learns, wide)
     else:
-        got, g, expected, h = fn(narrow), [], fn(wide), []
+        got = fn(narrow)
+        g = []
+        expected = fn(wide)
+        h = []
     keeps = name.startswith("whiten")
     assert got.dtype == dtype if keeps else got.dtype == torch.float32
     assert expected.isfinite().all() and got.isfinite().all()
@@ -487,10 +493,8 @@ def test_order_of_rows_and_side_of_padding_do_not_matter(name, how, monkeypatch)
         more = torch.zeros(4, 2, *x.shape[2:], dtype=x.dtype)
         return torch.cat([more, x] if how == "left" else [x, more], 1)
 
-    there, mask = (
-        SimpleNamespace(**{k: moved(x) for k, x in vars(weighed(numbers())).items()}),
-        moved(MASK),
-    )
+    there = SimpleNamespace(**{k: moved(x) for k, x in vars(weighed(numbers())).items()})
+    mask = moved(MASK)
     out, g = outcome(name, weighed(numbers()))
     monkeypatch.setattr(sys.modules[__name__], "MASK", mask)
     got, h = outcome(name, there)
@@ -515,13 +519,12 @@ def test_equal_rewards_give_no_advantage_not_even_by_rounding(value, n, dtype):
         assert (mixed[:n] == 0).all() and (mixed[n:] != 0).any(), (
             "one flat group says nothing about the next"
         )
-    flat, mask = equal[None], torch.ones(1, n).bool()
+    flat = equal[None]
+    mask = torch.ones(1, n).bool()
     assert (whiten(flat, mask) == 0).all()
     close(whiten(flat, mask, shift_mean=False), flat, rtol=1e-6, atol=0)
-    poisoned, wider = (
-        torch.cat([flat, torch.full((1, 2), math.nan, dtype=dtype)], 1),
-        torch.arange(n + 2)[None] < n,
-    )
+    poisoned = torch.cat([flat, torch.full((1, 2), math.nan, dtype=dtype)], 1)
+    wider = torch.arange(n + 2)[None] < n
     assert (whiten(poisoned, wider) == 0).all() and explained_variance(flat * 0, flat, mask).isnan()
 
 
@@ -534,7 +537,8 @@ def test_whitening_equal_numbers_keeps_its_gradient():
 
 
 def test_beyond_float32s_square_as_documented():
-    x, mask = torch.tensor([[1e20, -1e20, 5e19]]), torch.ones(1, 3).bool()
+    x = torch.tensor([[1e20, -1e20, 5e19]])
+    mask = torch.ones(1, 3).bool()
     assert (whiten(x, mask) == 0).all() and explained_variance(x / 2, x, mask).isnan()
     close(whiten(x.double(), mask), whiten(x.double() / 1e20, mask), rtol=1e-6, atol=0)
     assert (

@@ -75,7 +75,8 @@ def test_zero_gradient_if_and_only_if_the_clip_is_active(seed, clip, clip_high):
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1), (1, 4), (4, 4, 1), ()])
 def test_advantages_that_would_broadcast_are_refused(shape, unchecked):
-    x, mask = torch.zeros(4, 4), torch.ones(4, 4, dtype=torch.bool)
+    x = torch.zeros(4, 4)
+    mask = torch.ones(4, 4, dtype=torch.bool)
     with unchecked(), pytest.raises(ValueError, match="one advantage per token.*expand_as"):
         policy_loss(x, x, torch.ones(shape), mask)
 
@@ -85,7 +86,8 @@ def slow_row(
 ):
     """One response in floats: (losses, gradients to its log-probabilities), the latter written down case by case and not
     differentiated. Every token's ratio depends on all tokens of its row, so gradients of the row's summed loss add up."""
-    T, real = len(lp), [t for t, m in enumerate(mask) if m]
+    T = len(lp)
+    real = [t for t, m in enumerate(mask) if m]
     logs = {t: lp[t] - old[t] for t in real}
     share = {"token": 1, "sequence": 1 / max(1, len(real)), "product": 1, "sequence_token": 1}[
         level
@@ -103,11 +105,14 @@ def slow_row(
         gain, slope = rho * A[t], rho * A[t]
         if surrogate == "min":
             if A[t] > 0 and rho > 1 + high:
-                gain, slope = (1 + high) * A[t], 0.0
+                gain = (1 + high) * A[t]
+                slope = 0.0
             if A[t] < 0 and rho < 1 - clip:
-                gain, slope = (1 - clip) * A[t], 0.0
+                gain = (1 - clip) * A[t]
+                slope = 0.0
             if A[t] < 0 and dual is not None and rho > dual:
-                gain, slope = dual * A[t], 0.0
+                gain = dual * A[t]
+                slope = 0.0
         losses[t] -= w * gain
         for s in [t] if "token" in level else real:
             grads[s] -= w * slope * share
@@ -233,7 +238,8 @@ def test_by_enumeration_the_product_ratio_is_exact_and_the_token_ratio_is_not(se
 
     logits.requires_grad_()
     (truth,) = torch.autograd.grad((both(logits).sum(1).exp() * payoff).sum(), logits)
-    every, A = torch.ones(9, 2, dtype=torch.bool), payoff[:, None].expand(9, 2)
+    every = torch.ones(9, 2, dtype=torch.bool)
+    A = payoff[:, None].expand(9, 2)
     chance = both(old_logits).sum(1).exp()
 
     def proposed(level, surrogate="ratio"):
@@ -267,7 +273,8 @@ def test_uncapped_weights_by_enumeration(seed, vocab):
     "for any sampler and any earlier step: E_μ[w·loss] has the gradient of E_old[loss], clip and all"
     draw = torch.Generator().manual_seed(seed)
     mu, old, theta, A = torch.randn(4, 1, vocab, generator=draw, dtype=torch.float64)
-    mu, old = mu.log_softmax(-1), old.log_softmax(-1)
+    mu = mu.log_softmax(-1)
+    old = old.log_softmax(-1)
     theta.requires_grad_()
     every = torch.ones(1, vocab, dtype=torch.bool)
 

@@ -151,7 +151,8 @@ def test_equals_the_slow_version(seed, how, clip, clip_high, value_clip, ent_coe
 
 def test_approx_kl_estimates_the_kl_from_the_sampler_by_enumeration():
     ex = running_example()
-    old, new = f64([0.7, 0.2, 0.1]).log(), f64([0.3, 0.3, 0.4]).log()
+    old = f64([0.7, 0.2, 0.1]).log()
+    new = f64([0.3, 0.3, 0.4]).log()
     copies = torch.tensor(
         [0] * 7 + [1] * 2 + [2]
     )  # every token as often as the old policy writes it
@@ -252,13 +253,14 @@ def test_micro_batches_add_up_with_every_dial(seed, setting, order, cut):
     if setting["surrogate"] != "min":
         setting["dual"] = None
     count = {"token_mean": args[3].sum(), "group_token_mean": 2}.get(setting["how"], 4)
-    kw, w = dials(setting, args[3]), torch.rand(4, 6).double() + 0.3
+    kw = dials(setting, args[3])
+    w = torch.rand(4, 6).double() + 0.3
 
     def run(pieces, **more):
-        total, leaves = (
-            0.0,
-            [x.clone().requires_grad_() for x in (args[0], kwargs["values"], kwargs["entropy"])],
-        )
+        total = 0.0
+        leaves = [
+            x.clone().requires_grad_() for x in (args[0], kwargs["values"], kwargs["entropy"])
+        ]
         for rows in pieces:
             of_rows = {
                 **kw,
@@ -369,7 +371,9 @@ def test_the_adaptive_coefficient_is_trls_and_skyworks():
     by Δ there, to 1 at most, and down by Δ elsewhere, to 0 at least. Its gate is a step late, so here it is given the same entropy."""
     import random
 
-    dice, ours, theirs = random.Random(0), 0.012, 0.012
+    dice = random.Random(0)
+    ours = 0.012
+    theirs = 0.012
     weights = []
     for _ in range(300):
         entropy = dice.choice([0.05, 0.15, 0.2, 0.25, 1.5])

@@ -32,10 +32,8 @@ def test_against_plain_python(beta, eps):
 @pytest.mark.parametrize("beta", [0.5, 2.0])
 def test_gradient_descent_ends_at_the_optimum_of_the_objective(beta):
     "Bradley–Terry labels, every pair of five answers enumerated: π ∝ π_ref·exp(r/β), which PPO with KL in the reward climbs to."
-    ref, r = (
-        torch.randn(5, dtype=torch.float64).log_softmax(-1),
-        torch.randn(5, dtype=torch.float64),
-    )
+    ref = torch.randn(5, dtype=torch.float64).log_softmax(-1)
+    r = torch.randn(5, dtype=torch.float64)
     star = torch.tensor(
         [math.exp(a + b / beta) for a, b in zip(ref.tolist(), r.tolist(), strict=True)],
         dtype=torch.float64,

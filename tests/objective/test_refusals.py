@@ -22,7 +22,8 @@ from instruct_goose.objective.preference import dpo_loss, implicit_reward
 
 
 def test_a_list_is_refused_by_the_name_of_its_argument(unchecked):
-    x, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    x = torch.zeros(2, 3)
+    mask = torch.ones(2, 3, dtype=torch.bool)
     logits, ids, row = torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.long), torch.zeros(2)
     calls = {
         policy_loss.policy_loss: (x, x, x, mask),
@@ -62,7 +63,9 @@ def test_a_list_is_refused_by_the_name_of_its_argument(unchecked):
 
 
 def test_counts_and_coefficients_are_finite():
-    x, mask, row = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)
+    x = torch.zeros(2, 3)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    row = torch.zeros(2)
     for bad in (math.nan, math.inf, 0, -1):
         with pytest.raises(ValueError, match="denominator="):
             aggregate(x, mask, denominator=bad)

@@ -105,11 +105,9 @@ def test_a_surrogate_of_ones_own(monkeypatch):
         return 4 * (x.ratio - 1).sigmoid() * x.advantages
 
     monkeypatch.setitem(SURROGATES, "sapo", Surrogate(gate))
-    lp, old, one = (
-        f64([[0.0, math.log(1.5)]]).requires_grad_(),
-        f64([[0.0, 0.0]]),
-        torch.ones(1, 2, dtype=torch.bool),
-    )
+    lp = f64([[0.0, math.log(1.5)]]).requires_grad_()
+    old = f64([[0.0, 0.0]])
+    one = torch.ones(1, 2, dtype=torch.bool)
     loss, parts = ppo_loss(lp, old, f64([[1.0, 1.0]]), one, surrogate="sapo")
     sigma = 1 / (1 + math.exp(-0.5))
     close(torch.autograd.grad(loss, lp)[0], f64([[-0.5, -0.5 * 1.5 * 4 * sigma * (1 - sigma)]]))
@@ -242,7 +240,8 @@ def test_every_advantage_by_hand():
 
 
 def test_what_an_advantage_lacks():
-    mask, rewards = torch.ones(2, 2, dtype=torch.bool), torch.zeros(2, 2)
+    mask = torch.ones(2, 2, dtype=torch.bool)
+    rewards = torch.zeros(2, 2)
     for how, says in (
         ("gae", "no values"),
         ("greedy", "no baseline: call score"),

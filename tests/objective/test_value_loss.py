@@ -69,7 +69,8 @@ def test_equals_the_slow_version(seed, clip):
 @given(seeds)
 def test_explained_variance_against_the_statistics_module(seed):
     v, r, _, mask = batch(seed)
-    target, error = r[mask].tolist(), (r - v)[mask].tolist()
+    target = r[mask].tolist()
+    error = (r - v)[mask].tolist()
     close(
         explained_variance(v, r, mask),
         f64(1 - statistics.pvariance(error) / statistics.pvariance(target)),

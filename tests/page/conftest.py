@@ -1,5 +1,6 @@
 """A folder with the files of a page, and Python as a page has it."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -9,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
+sys.path.append(str(ROOT / "evidence"))
 
+import page_build  # noqa: E402
 import page_cells  # noqa: E402
 
 
@@ -17,7 +20,7 @@ import page_cells  # noqa: E402
 def page_folder(tmp_path_factory) -> Path:
     "What Python finds on a page."
     folder = tmp_path_factory.mktemp("page")
-    for name, text in page_cells.page_files():
+    for name, text in json.loads(gzip.decompress(page_build.packed_files())).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")

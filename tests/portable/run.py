@@ -62,7 +62,8 @@ def environment(variant: str) -> dict:
 
 def tests_of(report: Path) -> tuple[int, int, list[dict]]:
     "From pytest's XML: how many ran, how many were skipped, what fell and why."
-    cases, fell = list(ElementTree.parse(report).iter("testcase")) if report.exists() else [], []
+    cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    fell = []
     for case in cases:
         for bad in [*case.iter("failure"), *case.iter("error")]:
             fell.append(
@@ -77,7 +78,8 @@ def tests_of(report: Path) -> tuple[int, int, list[dict]]:
 
 def run(variant: str, workers: int) -> dict:
     "Notebooks, then tests."
-    env, start = environment(variant), time.time()
+    env = environment(variant)
+    start = time.time()
     with tempfile.TemporaryDirectory() as folder:
         notebooks, report = (Path(folder) / name for name in ("notebooks.json", "tests.xml"))
         subprocess.run(

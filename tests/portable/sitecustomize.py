@@ -75,14 +75,16 @@ def change_torch(torch):
 
     own = torch.set_num_threads
     own(threads)
-    torch.set_num_threads, torch.get_num_threads = set_num_threads, lambda: asked
+    torch.set_num_threads = set_num_threads
+    torch.get_num_threads = lambda: asked
 
 
 class Hook(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name not in changes:
             return None
-        change, spec = changes.pop(name), importlib.machinery.PathFinder.find_spec(name, path)
+        change = changes.pop(name)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
         run = spec.loader.exec_module
 
         def exec_module(module):

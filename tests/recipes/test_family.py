@@ -9,7 +9,8 @@ from instruct_goose.recipes.quickstart import QuickstartConfig
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_gets_the_same_budget(name):
-    config, usual = family_config(name), QuickstartConfig()
+    config = family_config(name)
+    usual = QuickstartConfig()
     assert (config.rm_steps, config.lr, config.value_lr) == tuple(BUDGET.values())
     assert (config.steps, config.batch_size) == (usual.steps, usual.batch_size)
     assert config.beta == PRESETS[name].get("beta", PRICE)

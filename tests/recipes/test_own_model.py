@@ -77,10 +77,8 @@ def _as_users_run_it(monkeypatch):
 def tokenizer():
     "Byte pairs that merge over every border; no pad token, as GPT-2's; a chat template."
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer, backend.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     backend.train_from_iterator(
         TEXTS,
         BpeTrainer(
@@ -620,11 +618,9 @@ def test_kto_learns_from_labelled_answers(here, capsys):
         )
 
     def likelier(name):  # mean log π of the chosen answers − that of the rejected ones
-        model, words, total = (
-            AutoModelForCausalLM.from_pretrained(f"{name}/policy"),
-            own_tokenizer(f"{name}/policy"),
-            0.0,
-        )
+        model = AutoModelForCausalLM.from_pretrained(f"{name}/policy")
+        words = own_tokenizer(f"{name}/policy")
+        total = 0.0
         read = read_demos(Path("kto.jsonl"), words, labels=True)
         for (given, response), row in zip(labelled_rows(read, words)[0], read, strict=True):
             logprobs = model(torch.tensor([given + response])).logits[0].log_softmax(-1)

@@ -52,7 +52,8 @@ def weights(path):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     "A whole run in seconds; the policy is kept as the trainer left it, and its bars in `said`."
-    kept, make = {}, quickstart.make_trainer
+    kept = {}
+    make = quickstart.make_trainer
 
     def keep(*args):
         return kept.setdefault("trainer", make(*args))
@@ -206,10 +207,8 @@ MEASURED = json.loads((Path(__file__).parents[2] / "evidence/quickstart.json").r
 
 
 def test_the_committed_figures_are_of_these_settings_in_ten_seeds_and_more_than_one_draw():
-    ours, runs = (
-        settings_of(QuickstartConfig()),
-        [run for block in MEASURED.values() for run in block["runs"]],
-    )
+    ours = settings_of(QuickstartConfig())
+    runs = [run for block in MEASURED.values() for run in block["runs"]]
     for machine, block in MEASURED.items():
         assert block["origin"]["processor"] in machine and block["origin"]["capability"] in machine
         assert {k: ours[k] for k in block["config"] if k in ours} == {

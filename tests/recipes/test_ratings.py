@@ -147,7 +147,10 @@ def tiny(folder, out, **settings):
 
 
 def test_what_a_run_writes(folder, tmp_path, monkeypatch, capsys):
-    state, made, make, out = torch.get_rng_state(), [], ratings.make_trainer, tmp_path / "a"
+    state = torch.get_rng_state()
+    made = []
+    make = ratings.make_trainer
+    out = tmp_path / "a"
     monkeypatch.setattr(ratings, "make_trainer", lambda *args: made.append(make(*args)) or made[0])
     summary = run_reviews(tiny(folder, out))
     assert (
@@ -199,7 +202,8 @@ def test_goes_on_where_it_stopped(folder, tmp_path):
             ],
         )
 
-    whole, best = tmp_path / "whole", dict(eval_every=1, keep_best=True)
+    whole = tmp_path / "whole"
+    best = dict(eval_every=1, keep_best=True)
     assert run_reviews(tiny(folder, whole, save_every=1, keep=1000, **best))["best_iteration"] in (
         1,
         2,
@@ -235,7 +239,8 @@ def test_nothing_is_written_before_the_data_are_good(folder, tmp_path):
 def test_a_reward_model_that_loses_stops_the_run_and_may_go_on(tmp_path, capsys):
     "Five steps teach it nothing, and VADER knows the words; resumed with even_if_worse, no stage is done twice."
     few = dict(sft_steps=5, rm_epochs=0.5, baselines=False)
-    folder, out = corpus(tmp_path / "data", 90), tmp_path / "run"
+    folder = corpus(tmp_path / "data", 90)
+    out = tmp_path / "run"
     with pytest.raises(
         ValueError,
         match=r"reward model has 0?\.\d+ of the held-out pairs .* VADER.*--even-if-worse",

@@ -141,9 +141,11 @@ def test_broken_off_and_gone_on_with_is_the_same_run(tmp_path):
             raise Enough
         return recipes.sentiment(completions)
 
-    task, summaries = recipes.SENTIMENT._replace(reward=reward), []
+    task = recipes.SENTIMENT._replace(reward=reward)
+    summaries = []
     for pull, resume in ((False, False), (True, False), (False, True)):
-        reward.asked, reward.pull = 0, pull
+        reward.asked = 0
+        reward.pull = pull
         config = recipes.recipe_settings(
             "smollm-sentiment",
             **TINY
@@ -259,7 +261,8 @@ def model(layers=4):
 
 def test_a_judge_beside_the_models_own_states():
     lm, tokenizer = model()
-    judge, w = Judge(lm, tokenizer, 2, 1, ASK), torch.linspace(-1, 1, 24)
+    judge = Judge(lm, tokenizer, 2, 1, ASK)
+    w = torch.linspace(-1, 1, 24)
     with torch.no_grad():
         judge.learns[-1].weight.copy_(w[None])
     for text, score in zip(

@@ -49,7 +49,9 @@ class Chromium:
         )
         for end in (theirs, ours, *handed):
             os.close(end)
-        self.rest, self.last, self.events = b"", 0, []
+        self.rest = b""
+        self.last = 0
+        self.events = []
 
     def close(self):
         try:

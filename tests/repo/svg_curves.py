@@ -139,7 +139,9 @@ def panels(svg: str) -> list[Panel]:
 
 
 def read_panel(axes: ElementTree.Element, scales: dict[str, Scale | None]) -> Panel:
-    curves, bars, title = [], [], ""
+    curves = []
+    bars = []
+    title = ""
     across, up = scales["x"], scales["y"]  # names on an axis have no scale: points are kept
 
     def unit(scale: Scale | None, places: list[float]) -> list[float]:

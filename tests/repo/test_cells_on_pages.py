@@ -85,3 +85,54 @@ def test_every_cell_of_a_lesson_runs_on_its_page(lesson, one):
         said = tab.ask(f"{at}.querySelector('.page-output').innerText")
         assert state == "done", (lesson, place, state, said)
         assert "You changed" not in said, (lesson, place, said)
+
+
+@built
+@browser
+def test_an_exercise_is_checked_on_its_page_and_a_usual_mistake_is_named(one):
+    tab = one.open((site / "learn/policy_loss.html").as_uri(), first=SOON)
+    exercise = Cell(tab, "def my_objective(")
+    exercise.edit(": ...", ":\n    return ratio * advantages")
+    tab.ask(exercise.button("Check") + ".click()")
+    tab.wait(exercise.button("Stop") + ".disabled")
+    wrong = exercise.ask("querySelector('.page-output').innerText")
+    exercise.edit(
+        "return ratio * advantages",
+        "return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)",
+    )
+    tab.ask(exercise.button("Check") + ".click()")
+    tab.wait(exercise.button("Stop") + ".disabled")
+    assert "clip" in wrong and "right" not in wrong
+    assert "right" in exercise.ask("querySelector('.page-output').innerText")
+    assert tab.quiet()
+
+
+@built
+@browser
+def test_edits_stay_in_the_browser_and_are_shared_in_a_link(one):
+    address = (site / "learn/value_loss.html").as_uri()
+    tab = one.open(address)
+    count = "document.querySelector('.edited-cells').innerText"
+    shown = "!document.querySelector('.edited-cells').hidden"
+    assert not tab.ask(shown)
+    first = Cell(tab, "def value_loss(")
+    first.edit("def value_loss(", "# mine\ndef value_loss(")
+    tab.wait(shown)
+    assert "1 cell is edited" in tab.ask(count)
+    link = tab.ask(
+        "packed({[document.querySelector('.run-here').dataset.cell]: '# shared'}).then(x => '#cells=' + x)"
+    )
+    tab.close()
+    again = one.open(address)
+    assert again.ask(shown)
+    assert Cell(again, "# mine\ndef value_loss(")
+    assert again.barriers("'.edited-cells'") == []
+    again.ask(
+        "[...document.querySelectorAll('.edited-cells button')].find(b => b.textContent === 'Forget the edits').click()"
+    )
+    assert not again.ask(shown)
+    again.close()
+    shared = one.open(address + link)
+    assert shared.ask("document.querySelector('.run-here textarea').value") == "# shared"
+    shared.ask("localStorage.clear()")
+    shared.close()

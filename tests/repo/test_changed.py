@@ -52,12 +52,10 @@ def by_hand(path: str, old: str, new: str) -> dict:
     from execnb.shell import CaptureShell
     from fastcore.nbio import read_nb
 
-    shell, cells, printed, errors = (
-        CaptureShell(path),
-        [c for c in read_nb(path).cells if c.cell_type == "code"],
-        "",
-        [],
-    )
+    shell = CaptureShell(path)
+    cells = [c for c in read_nb(path).cells if c.cell_type == "code"]
+    printed = ""
+    errors = []
     shell.kernel = "a person's"
     assert sum(old in c.source for c in cells), f"the lesson no longer says {old!r}"
     os.chdir(Path(path).parent)

@@ -35,7 +35,8 @@ def test_the_program_has_a_hundred_lines_and_imports_nothing_of_ours():
 
 
 def test_each_piece_of_the_program_names_its_lesson_and_its_function():
-    links, run = build.Links([index, *pages]), [c for c in program.cells if is_program(c)][-1]
+    links = build.Links([index, *pages])
+    run = [c for c in program.cells if is_program(c)][-1]
     for before, cell in zip(program.cells, program.cells[1:]):
         if not is_program(cell) or cell is run:
             continue  # the last piece only calls the others

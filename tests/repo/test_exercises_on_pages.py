@@ -174,10 +174,8 @@ SOON = "const later = setTimeout; window.setTimeout = (f, t, ...more) => later(f
 @pytest.mark.deep
 def test_a_reader_tries_on_the_page(one):
     "From disk: no server, no network."
-    tab, at = (
-        one.open((site / "learn/kl.html").as_uri(), 390, first=SOON),
-        "document.querySelector('.try')",
-    )
+    tab = one.open((site / "learn/kl.html").as_uri(), 390, first=SOON)
+    at = "document.querySelector('.try')"
     begin, right = exercises.texts(*ALL["my_k3"])
 
     def verdict(code):
@@ -230,6 +228,7 @@ def test_a_reader_tries_on_the_page(one):
 @whole
 def test_every_place_is_on_its_page_and_the_script_only_there():
     for path in site.rglob("*.html"):
-        url, text = path.relative_to(site).with_suffix("").as_posix(), path.read_text("utf-8")
+        url = path.relative_to(site).with_suffix("").as_posix()
+        text = path.read_text("utf-8")
         assert len(re.findall('<div class="try"', text)) == len(exercises.BROWSER.get(url, [])), url
         assert ('_static/exercises.js"' in text) == (url in exercises.BROWSER), url

@@ -253,7 +253,8 @@ def first_below(panel: int, colour: str, other: str):
     "Where a curve first lies below another one that has the same places."
 
     def look(shown):
-        one, two = curve(panel, colour)(shown), curve(panel, other)(shown)
+        one = curve(panel, colour)(shown)
+        two = curve(panel, other)(shown)
         return next(x for x, a, b in zip(one.x, one.y, two.y) if a < b)
 
     return look

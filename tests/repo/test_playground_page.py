@@ -73,7 +73,8 @@ def close(ours, theirs):
 
 @pytest.mark.parametrize("case", first(1, CASES))
 def test_five_iterations_equal_those_of_the_library(opened, case):
-    settings, n = CASES[case], 5
+    settings = CASES[case]
+    n = 5
     there = opened().ask(f"playground.trace({json.dumps(settings)}, {n})")
     reference, reward = read_start(root / "docs/playground/start.json")
     policy = copy.deepcopy(reference.double())

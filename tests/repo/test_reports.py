@@ -20,7 +20,8 @@ names = pytest.mark.parametrize("name", reports.RUNS)
 
 @names
 def test_a_record_is_whole_and_small(name):
-    run, said = read_run(KEPT / name), json.loads((KEPT / f"{name}.json").read_text("utf-8"))
+    run = read_run(KEPT / name)
+    said = json.loads((KEPT / f"{name}.json").read_text("utf-8"))
     assert not run.notes and len(run.metrics) == run.config["steps"] and run.config["seed"] == 0
     assert list(run.tokens) == list(range(len(run.metrics))) and run.samples.startswith("|")
     assert (
@@ -40,11 +41,9 @@ def test_the_report_on_the_site(name):
     assert soup(site / "reports.html").find("a", href=f"reports/{name}.html") and soup(
         site / "know.html"
     ).find("a", href="reports.html")
-    text, page, run = (
-        (site / f"reports/{name}.html").read_text("utf-8"),
-        soup(site / f"reports/{name}.html"),
-        read_run(KEPT / name),
-    )
+    text = (site / f"reports/{name}.html").read_text("utf-8")
+    page = soup(site / f"reports/{name}.html")
+    run = read_run(KEPT / name)
     assert (
         page.h1.text == name
         and page.nav.find("a", href="../reports.html")

@@ -163,7 +163,9 @@ def counted(text: str, page) -> tuple[int, int, int]:
 
 @built
 def test_every_page_says_what_it_must():
-    by_url, wrong, found = {p.url: p for p in read_pages()[1]}, [], []
+    by_url = {p.url: p for p in read_pages()[1]}
+    wrong = []
+    found = []
     assert not [u for u in by_url if not (site / f"{u}.html").exists()]
     for path in pages:
         url = path.relative_to(site).with_suffix("").as_posix()
@@ -374,6 +376,37 @@ def test_search_finds_names_and_what_a_newcomer_types(one):
 
 @built
 @browser
+def test_a_table_of_sentences_is_read_row_by_row_on_a_phone(one):
+    tab = one.open(at("guides/logged_metrics"), 390)
+    cells = """[...document.querySelectorAll('article td')].filter(c => c.checkVisibility() && c.textContent.trim())
+      .map(c => [c.dataset.label, c.getBoundingClientRect().right])"""
+    found = tab.ask(cells)
+    assert {"meaning", "healthy", "a warning"} <= {name for name, _ in found}
+    assert max(right for _, right in found) <= 390
+    tab.screen(1280)
+    tab.wait("!document.querySelector('table.sentences')")  # there it is a table again
+    tab.close()
+
+
+@built
+@browser
+def test_code_is_as_large_as_it_should_be_and_a_long_line_goes_on_below_unchanged(one):
+    tab = one.open(at("learn/trainer"), 1280)
+    page = soup(site / "learn/trainer.html")
+    stored = [pre.get_text() for pre in page.select("article div.highlight pre")]
+    assert stored == tab.ask(
+        "[...document.querySelectorAll('article div.highlight pre')].map(p => p.textContent)"
+    )
+    shown = "[...document.querySelectorAll('article div.highlight pre')].filter(p => p.checkVisibility())"
+    assert tab.ask(f"Math.min(...{shown}.map(p => parseFloat(getComputedStyle(p).fontSize)))") >= 15
+    assert tab.ask("document.querySelectorAll('pre.continued').length") > 3
+    hidden = f"{shown}.filter(p => p.classList.contains('continued') && p.scrollWidth > p.clientWidth + 1)"
+    assert tab.ask(f"{hidden}.length") == 0
+    tab.close()
+
+
+@built
+@browser
 @pytest.mark.parametrize(
     "url",
     first(
@@ -432,7 +465,8 @@ def test_each_page_stands_on_its_shelf():
 @built
 def test_one_place_and_one_way_on():
     for p in of_course(read_pages()[1]):
-        text, after = (site / f"{p.url}.html").read_text("utf-8"), shelves.neighbours(p.url)[1]
+        text = (site / f"{p.url}.html").read_text("utf-8")
+        after = shelves.neighbours(p.url)[1]
         said = [
             m[1] or m[2]
             for m in re.finditer(
@@ -460,6 +494,12 @@ def test_a_lesson_is_ticked_and_the_notation_opens_beside_it(one):
     assert not tab.ask("document.querySelectorAll('.number.read').length")
     tab.ask("document.querySelector('.to-next').scrollIntoView()")
     tab.wait("document.querySelectorAll('.number.read').length == 1")
+    ticked = "document.querySelector('.number.read')"
+    title = f"{ticked}.parentElement.lastChild"
+    assert tab.ask(f"getComputedStyle({ticked}, '::after').position") == "absolute"
+    assert tab.ask(  # the tick takes no place from the title
+        f"(r => (r.selectNode({title}), r.getBoundingClientRect().left))(document.createRange())"
+    ) >= tab.ask(f"{ticked}.getBoundingClientRect().right")
     tab.go(at("learn"))
     assert tab.ask(
         "[...document.querySelectorAll('.lesson-map .read')].map(n => n.textContent)"
@@ -490,7 +530,8 @@ def test_the_code_of_the_readme_runs_in_order(tmp_path, monkeypatch):
         lambda: tiny_smollm("The movie was acting a good film 2+3= 4+4= 5 8".split()),
         raising=False,
     )
-    readme, space = (root / "README.md").read_text("utf-8"), {}
+    readme = (root / "README.md").read_text("utf-8")
+    space = {}
     blocks = re.findall(r"^```python\n(.*?)^```", readme, re.S | re.M)
     for block in blocks:
         exec(block, space)

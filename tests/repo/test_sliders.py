@@ -42,7 +42,8 @@ def values(x):
 
 def frames(key: str) -> dict[str, tuple[list[dict], str]]:
     "label -> the curves when the slider stands there, and the title"
-    figure, found = everything()[key], {}
+    figure = everything()[key]
+    found = {}
     for step in figure["layout"]["sliders"][0]["steps"]:
         curves = [
             {k: values(v) if k in ("x", "y") else v for k, v in c.items()} for c in figure["data"]
@@ -89,7 +90,8 @@ def test_there_are_sliders():
 
 @pytest.mark.parametrize("key", everything())
 def test_a_slider_moves_something_and_fits_a_phone(key):
-    layout, made = everything()[key]["layout"], frames(key)
+    layout = everything()[key]["layout"]
+    made = frames(key)
     assert 5 <= len(made) <= 13
     shown = [json.dumps(curves) for curves, _ in made.values()]
     assert len(set(shown)) > 1 and max(map(len, made)) <= 5
@@ -130,7 +132,8 @@ def test_batch_noise():
     mean = [sum(p * g[k] for p, g in zip(START, pushes)) for k in range(3)]
     one = sum(p * sum((g[k] - mean[k]) ** 2 for k in range(3)) for p, g in zip(START, pushes))
     for n, (curves, title) in frames("d4a600a1").items():
-        n, (x, y) = int(n), (curves[0]["x"], curves[0]["y"])
+        n = int(n)
+        (x, y) = (curves[0]["x"], curves[0]["y"])
         assert len(x) == len(y) == 100 and numbers(title) == pytest.approx(
             [(one / n) ** 0.5, math.hypot(*mean)], abs=0.006
         )
@@ -169,10 +172,12 @@ def test_three_walks_and_the_star():
 # --- masks ------------------------------------------------------------------------------------------------------------
 def test_length_bias():
     def learn(divide, steps):
-        z, path = 0.0, []
+        z = 0.0
+        path = []
         for _ in range(steps + 1):
             stop = 1 / (1 + math.exp(-z))
-            go, slopes = 1 - stop, (1 - stop, -stop)  # of log σ(z) and log σ(−z)
+            go = 1 - stop
+            slopes = (1 - stop, -stop)  # of log σ(z) and log σ(−z)
             path.append([stop, go * stop, go * go])
             push = 0.0
             for tokens in ((1,), (0, 1), (0, 0, 1), (0, 0, 0)):
@@ -275,7 +280,8 @@ def test_learning_curves_under_beta():
     score = [1, 0, 1, 0, -1, -1, 0]
 
     def run(beta):
-        z, log = [[math.log(p) for p in row] for row in base], []
+        z = [[math.log(p) for p in row] for row in base]
+        log = []
         for _ in range(200):
             pi = [[math.exp(v) / sum(map(math.exp, row)) for v in row] for row in z]
             chance = [math.prod(pi[n][a] for n, a in path) for path in paths]
@@ -291,7 +297,8 @@ def test_learning_curves_under_beta():
 
     for label in (".1", "1", "5"):
         curves, title = frames("d4a60042")["0" + label if label[0] == "." else label]
-        log, beta = run(float(label)), float(label)
+        log = run(float(label))
+        beta = float(label)
         for which, curve in ((0, curves[0]), (1, curves[2])):
             close(curve["y"], [log[int(s)][which] for s in curve["x"]], 2e-3)
         ref = [math.prod(base[n][a] for n, a in path) for path in paths]
@@ -310,7 +317,8 @@ def test_gae_against_the_truth():
     words = list(product((1, -1), repeat=6))
     chance = [math.prod(0.6 if w > 0 else 0.4 for w in row) for row in words]
     for label, (curves, title) in frames("d4a60052").items():
-        lam, advantages = float(label), []
+        lam = float(label)
+        advantages = []
         for row in words:
             V = [0.5 * (sum(row[:t]) + 0.2 * (6 - t)) / 6 for t in range(6)] + [0.0]
             delta = [(sum(row) / 6 if t == 5 else 0.0) + V[t + 1] - V[t] for t in range(6)]
@@ -415,7 +423,8 @@ def test_cap_of_the_weights():
         mean = [sum(m * row[k] for m, row in zip(mu, g)) for k in range(3)]
         return math.dist(mean, truth), sum(m * math.dist(row, mean) ** 2 for m, row in zip(mu, g))
 
-    sizes, made = [4**i for i in range(9)], frames("d4a600c2")
+    sizes = [4**i for i in range(9)]
+    made = frames("d4a600c2")
     for label, (curves, title) in made.items():
         bias, variance = parts(math.inf if label == "none" else float(label))
         for curve in curves:
@@ -435,7 +444,8 @@ def test_cap_of_the_weights():
 
 def test_value_clip():
     def learn(target, c):
-        v, shares = 0.0, [0.0]
+        v = 0.0
+        shares = [0.0]
         for _ in range(12):
             old = v
             for _ in range(10):

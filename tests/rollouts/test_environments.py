@@ -402,7 +402,9 @@ def slow_turn_advantages(rewards, mask, group):
     "The definition, by loops over responses, turns and tokens."
     rows = []
     for row in mask.tolist():
-        number, numbers, before = -1, [], False
+        number = -1
+        numbers = []
+        before = False
         for own in row:
             if own and not before:
                 number += 1

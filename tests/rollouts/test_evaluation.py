@@ -70,7 +70,9 @@ def all_groups(n):
 
 def test_best_of_n_keeps_each_text_as_often_as_the_formula_says():
     "F(s)ⁿ − F(below s)ⁿ; among all 4³ groups, weighted by the probabilities of their texts."
-    p, scores, n = [0.4, 0.3, 0.2, 0.1], [0.5, 2.0, -1.0, 3.0], 3
+    p = [0.4, 0.3, 0.2, 0.1]
+    scores = [0.5, 2.0, -1.0, 3.0]
+    n = 3
     drawn = all_groups(n)
     kept, kept_scores = best_of_n(drawn, [scores[int(text)] for text in drawn.texts], n)
     assert kept_scores == [scores[int(text)] for text in kept.texts]

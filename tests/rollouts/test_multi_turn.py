@@ -227,7 +227,9 @@ def slow_episode(t, prompt, seed, turns=3, limit=14):
     """One token at a time, the whole text through the model; the text is searched from the turn's
     beginning on. Each turn has random numbers of its own; without a seed the likeliest tokens are
     taken. Returns all ids, which of the response are sampled, and whether it ended."""
-    ids, sampled, turn = list(prompt), [], []
+    ids = list(prompt)
+    sampled = []
+    turn = []
     asked = 0
     while len(sampled) < limit:
         logits = t.agent.model(torch.tensor([ids])).logits[:, -1]

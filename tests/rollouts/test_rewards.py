@@ -162,7 +162,8 @@ def test_errors_of_generators_and_of_objects_with_a_score_method_are_theirs():
 
 @pytest.mark.parametrize("interrupt, seconds", [(KeyboardInterrupt, None), (SystemExit, 5.0)])
 def test_an_interrupt_is_nobodys_mistake(interrupt, seconds):
-    t, calls = trainer(reward_timeout=seconds), []
+    t = trainer(reward_timeout=seconds)
+    calls = []
 
     def judge(texts):
         calls.append(texts)

@@ -233,7 +233,8 @@ def test_whatever_stops_the_writing_a_whole_one_is_there(tmp_path, how):
 
 def test_a_limit_on_the_size_of_files(tmp_path):
     "The operating system itself refuses: no file may grow beyond 4 kB."
-    good, before = save_checkpoint(tmp_path, {}, RECORD), contents(tmp_path)
+    good = save_checkpoint(tmp_path, {}, RECORD)
+    before = contents(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:

@@ -136,7 +136,8 @@ def log(out):
 
 
 def test_all_that_a_run_is_lies_in_its_directory(tmp_path):
-    out, made = tmp_path / "runs/mine", trainer(value_model="copy")
+    out = tmp_path / "runs/mine"
+    made = trainer(value_model="copy")
     summary = train_in(made, out, ROWS, right, progress=False)
     assert (
         summary == json.loads((out / "summary.json").read_text())
@@ -148,10 +149,8 @@ def test_all_that_a_run_is_lies_in_its_directory(tmp_path):
         and settings["algorithm"] == "ppo"
         and summary["config"]["beta"] == settings["beta"]
     )
-    again, words = (
-        Agent.from_pretrained(out / "policy"),
-        AutoTokenizer.from_pretrained(out / "policy"),
-    )
+    again = Agent.from_pretrained(out / "policy")
+    words = AutoTokenizer.from_pretrained(out / "policy")
     assert again.value_model is not None and again.value_head.weight.norm() > 0
     assert all(p.equal(q) for p, q in zip(again.parameters(), made.agent.parameters(), strict=True))
     assert words("a b")["input_ids"] == TOKENIZER("a b")["input_ids"]

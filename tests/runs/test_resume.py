@@ -65,7 +65,8 @@ def test_a_checkpoint_by_time_without_being_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def saves(seconds, of, slow=0.0):
-        now[0], found = 0.0, []
+        now[0] = 0.0
+        found = []
         manager = CheckpointManager(tmp_path / f"{seconds} {slow}", {}, steps=of, every=None)
         write = files.save_checkpoint
 
@@ -91,7 +92,8 @@ def test_a_checkpoint_by_time_without_being_asked_for(tmp_path, monkeypatch):
 
 
 def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, capsys):
-    manager, x = CheckpointManager(tmp_path, {"lr": 1.0}, steps=10), torch.zeros(2)
+    manager = CheckpointManager(tmp_path, {"lr": 1.0}, steps=10)
+    x = torch.zeros(2)
     with pytest.raises(KeyboardInterrupt), manager:
         step(manager, "sft", 10, 10, w=torch.ones(1))
         step(manager, "ppo", 3, 10, x=x)
@@ -227,7 +229,8 @@ def test_what_fails_while_saving_does_not_hide_why_the_run_stopped(tmp_path, cap
 def test_each_signal_saves_and_a_second_one_does_not_break_off_the_saving(
     tmp_path, monkeypatch, number, capsys
 ):
-    before, write = signal.getsignal(number), os.fsync
+    before = signal.getsignal(number)
+    write = os.fsync
 
     def again(handle):
         signal.raise_signal(number)
@@ -261,7 +264,8 @@ def test_a_signal_that_somebody_swallows_is_raised_again_after_the_step(tmp_path
 
 
 def test_signals_that_have_an_answer_keep_it(tmp_path):
-    heard, before = [], {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+    heard = []
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
         signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
@@ -601,11 +605,13 @@ def test_half_an_iteration_is_not_kept(whole, tmp_path, number, capsys):
     """The command ends with the shell's status, leaves a policy that can be used, and goes on from
     the last whole iteration.
     """
-    out, real = tmp_path / "run", quickstart.make_trainer
+    out = tmp_path / "run"
+    real = quickstart.make_trainer
 
     def make(*args):
         trainer = real(*args)
-        move, calls = trainer.optimizer.step, []
+        move = trainer.optimizer.step
+        calls = []
 
         def interrupted(*args, **kwargs):
             calls.append(1)
@@ -645,11 +651,10 @@ def process(*argv):
 
 @pytest.mark.parametrize("n", first(1, [1, 0, 2]))  # `make evidence` kills twenty
 def test_a_kill(whole, tmp_path, n):
-    longest, out = (
-        json.loads((whole[0] / "summary.json").read_text("utf-8"))["wall_seconds"],
-        tmp_path / "run",
-    )
-    child, begun = process("--output-dir", str(out), "--save-every", "1"), time.monotonic()
+    longest = json.loads((whole[0] / "summary.json").read_text("utf-8"))["wall_seconds"]
+    out = tmp_path / "run"
+    child = process("--output-dir", str(out), "--save-every", "1")
+    begun = time.monotonic()
     while not (out / "config.json").exists() and time.monotonic() < begun + 60:
         time.sleep(0.005)
     moment = random.Random().uniform(n * longest / 3, (n + 1) * longest / 3)

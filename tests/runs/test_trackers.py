@@ -97,7 +97,9 @@ def records(path):
     """The records of a .wandb file: LevelDB's log format, blocks of 32 KiB, behind a header of
     seven bytes.
     """
-    data, at, whole = path.read_bytes(), 7, b""
+    data = path.read_bytes()
+    at = 7
+    whole = b""
     while at + 7 <= len(data):
         left = 32768 - at % 32768
         _, size, kind = struct.unpack("<IHB", data[at : at + 7])
@@ -120,7 +122,9 @@ def test_wandb_offline(tmp_path):
     )
     from wandb.proto import wandb_internal_pb2 as proto
 
-    rows, settings, ids = {}, {}, set()
+    rows = {}
+    settings = {}
+    ids = set()
     for path in sorted((tmp_path / "run/wandb").glob("offline-run-*/*.wandb")):
         for data in records(path):
             record = proto.Record()

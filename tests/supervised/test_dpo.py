@@ -66,7 +66,8 @@ def test_it_goes_on_from_where_it_was_killed_to_the_bit(tmp_path, train, rows, c
 
     def sitting(out, kill=None):
         out.mkdir(exist_ok=True)
-        model, keeper = tiny(), CheckpointManager(out, {}, steps=6, every=1)
+        model = tiny()
+        keeper = CheckpointManager(out, {}, steps=6, every=1)
         keeper.resume()
 
         def killed(step, log):
@@ -215,7 +216,10 @@ def test_the_first_step_of_kto_against_plain_forwards_one_row_at_a_time():
     """
     from instruct_goose.supervised.fit import batches
 
-    model, ref, eos, bos = tiny(), tiny(seed=1), TOKENIZER.eos_token_id, TOKENIZER.bos_token_id
+    model = tiny()
+    ref = tiny(seed=1)
+    eos = TOKENIZER.eos_token_id
+    bos = TOKENIZER.bos_token_id
 
     def ids(text):
         return TOKENIZER(text, add_special_tokens=False)["input_ids"]

@@ -23,7 +23,8 @@ def test_batches_by_rows_use_each_row_equally_often(n, size):
 
 def test_batches_by_tokens_fit_and_cover_every_row_in_each_pass():
     lengths = torch.randint(1, 20, (50,), generator=torch.Generator().manual_seed(1)).tolist()
-    stream, passes = batches(lengths, batch_tokens=40, seed=0), []
+    stream = batches(lengths, batch_tokens=40, seed=0)
+    passes = []
     for _ in range(3):
         seen, order = [], []
         while len(seen) < 50:
@@ -45,11 +46,9 @@ def test_fit_is_adamw_by_hand():
     """Two parameters, written out: decay on the matrix, none on the bias, gradient clipped to
     length 1.
     """
-    model, x, y = (
-        line().double(),
-        torch.tensor([[3.0, -1.0]]).double(),
-        torch.tensor([[9.0]]).double(),
-    )
+    model = line().double()
+    x = torch.tensor([[3.0, -1.0]]).double()
+    y = torch.tensor([[9.0]]).double()
     values = {n: p.detach().clone() for n, p in model.named_parameters()}
     log = fit(
         model,
@@ -95,11 +94,9 @@ def test_fit_goes_on_from_any_update_to_the_bit(tmp_path):
             torch.nn.Linear(1, 1),
         ).eval()
         net[3].requires_grad_(False)
-        data, dice, shelf = (
-            torch.randn(7, 3),
-            torch.Generator().manual_seed(2),
-            Shelf(directory, found),
-        )
+        data = torch.randn(7, 3)
+        dice = torch.Generator().manual_seed(2)
+        shelf = Shelf(directory, found)
 
         def loss(batch):
             error = net(data[batch]) - torch.rand(len(batch), 1, generator=dice)
@@ -146,7 +143,8 @@ def test_fit_goes_on_from_any_update_to_the_bit(tmp_path):
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_stops_before_the_weights(factor):
-    model, kept = line().eval(), []
+    model = line().eval()
+    kept = []
 
     def loss_of(batch):
         assert model.training
@@ -162,7 +160,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(factor):
 
 
 def short_fit(directory, found=None, steps=4):
-    net, shelf = line(), Shelf(directory, found)
+    net = line()
+    shelf = Shelf(directory, found)
     history = fit(
         net,
         lambda rows: net(torch.ones(1, 2)).square().sum(),

@@ -43,7 +43,8 @@ def test_adapters_and_the_score_learn_and_are_saved_merged(tokenizer, tmp_path, 
     pairs = [("a good film", "a bad film"), ("the film is good", "the film is bad")]
 
     def train(found=None):
-        lm, shelf = tiny().to(dtype), Shelf(tmp_path, found)
+        lm = tiny().to(dtype)
+        shelf = Shelf(tmp_path, found)
         torch.manual_seed(1)
         made = RewardModel(with_lora(RewardModel.from_causal_lm(lm, tokenizer).model, 2), tokenizer)
         frozen = {k: p.clone() for k, p in made.named_parameters() if not p.requires_grad}

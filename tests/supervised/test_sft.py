@@ -46,7 +46,8 @@ def test_the_loss_is_cross_entropy_of_single_rows_and_padding_and_prompts_take_n
     assert given == [3, 1, 2, 2]  # the begin token, and the prompt's words
     total, n = by_rows(model, rows, given)
     (total / n).backward()
-    expected, gradient = (total / n).item(), gradients(model)
+    expected = (total / n).item()
+    gradient = gradients(model)
     assert gradient.norm() > 0.01
     ids, mask = pad(rows, 0)
     learn = mask & (torch.arange(ids.shape[1]) >= torch.tensor(given)[:, None])
@@ -103,12 +104,10 @@ def test_a_token_across_the_border_is_cut_and_no_letter_is_lost():
     def ids(text):
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    bos, eos, prompt, text = (
-        tokenizer.bos_token_id,
-        tokenizer.eos_token_id,
-        "answer: ",
-        "answer: good plot",
-    )
+    bos = tokenizer.bos_token_id
+    eos = tokenizer.eos_token_id
+    prompt = "answer: "
+    text = "answer: good plot"
     assert ids(text)[: len(ids(prompt))] != ids(prompt)  # else this test shows nothing
     assert lm_rows([text], tokenizer, [prompt]) == (
         [[bos, *ids(prompt), *ids("good plot"), eos]],
@@ -137,10 +136,8 @@ def test_a_token_across_the_border_is_cut_and_no_letter_is_lost():
 def blank_first(scheme):
     "As SentencePiece writes: a blank is ▁, and one is put in front of every text."
     backend = Tokenizer(models.BPE(unk_token="<unk>"))
-    backend.pre_tokenizer, backend.decoder = (
-        pre_tokenizers.Metaspace(prepend_scheme=scheme),
-        decoders.Metaspace(prepend_scheme=scheme),
-    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
     backend.train_from_iterator(
         ["answer: good plot", "answer: bad plot", "sea food"] * 9,
         BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False),
@@ -154,7 +151,8 @@ def blank_first(scheme):
 @pytest.mark.parametrize("cut", range(len("answer: good plot")))
 def test_wherever_the_border_lies_the_parts_read_as_the_whole(scheme, cut):
     "Also where a tokenizer puts a blank before every text: the response goes on, and gets none."
-    tokenizer, text = blank_first(scheme), "answer: good plot"
+    tokenizer = blank_first(scheme)
+    text = "answer: good plot"
     prompt = tokenizer(text[:cut], add_special_tokens=False)["input_ids"]
     (row,), (n,) = lm_rows([text], tokenizer, [text[:cut]])
     assert tokenizer.decode(row[:-1]).removeprefix(" ") == text

@@ -33,7 +33,8 @@ def textbook(rewards, values, next_values, terminated, truncated, gamma, lam):
     for r, v, nv, te, tr in zip(
         *(x.tolist() for x in (rewards, values, next_values, terminated, truncated))
     ):
-        later, row = 0.0, []
+        later = 0.0
+        row = []
         for t in reversed(range(len(r))):
             delta = r[t] + (0.0 if te[t] else gamma * nv[t]) - v[t]
             later = delta + (0.0 if te[t] or tr[t] else gamma * lam * later)
@@ -78,7 +79,8 @@ class Scripted:
     "Ends after 3 steps; records what it was told to do."
 
     def __init__(self):
-        self.told, self.t = [], 0
+        self.told = []
+        self.t = 0
 
     def reset(self, seed=None):
         self.t = 0
@@ -112,7 +114,8 @@ def test_actions_are_clipped_for_the_motor_and_kept_as_they_were():
 
 def test_an_episode_ends_and_the_next_begins():
     envs = Environments(PENDULUM, 2)
-    envs.envs, envs.states = [Scripted(), Scripted()], torch.zeros(2, 3)
+    envs.envs = [Scripted(), Scripted()]
+    envs.states = torch.zeros(2, 3)
     steps = control.collect(envs, ControlPolicy(3, 1, True), 4)
     assert steps.next_states[0, :, 0].tolist() == [1, 2, 3, 1]  # 3 was seen, before the restart
     assert steps.states[0, :, 0].tolist() == [0, 1, 2, 0]
@@ -157,11 +160,14 @@ def test_policies_against_torch_distributions():
 
 def by_hand(policy, steps, config):
     "one pass over all steps as one minibatch, in torch.distributions and loops: the loss that `update` must descend"
-    out, V = policy.actor(steps.states), policy.critic(steps.states)[..., 0]
+    out = policy.actor(steps.states)
+    V = policy.critic(steps.states)[..., 0]
     peer = Categorical(logits=out) if policy.log_std is None else Normal(out, policy.log_std.exp())
-    logp, S = peer.log_prob(steps.actions), peer.entropy()
+    logp = peer.log_prob(steps.actions)
+    S = peer.entropy()
     if policy.log_std is not None:
-        logp, S = logp.sum(-1), S.sum(-1)
+        logp = logp.sum(-1)
+        S = S.sum(-1)
     nv = policy.critic(steps.next_states)[..., 0].detach()
     A = textbook(
         steps.rewards * config.reward_scale,
@@ -194,7 +200,8 @@ def test_update_descends_the_loss_written_out(env_id):
         reward_scale=0.3,
         gamma=0.9,
     )
-    envs, policy = Environments(env_id, 3), policy_for(env_id).double()
+    envs = Environments(env_id, 3)
+    policy = policy_for(env_id).double()
     steps = control.collect(envs, policy_for(env_id), 210, torch.Generator().manual_seed(0))
     steps = Steps(*(x.double() if x.is_floating_point() else x for x in vars(steps).values()))
     assert (steps.terminated if env_id == POLE else steps.truncated).any()

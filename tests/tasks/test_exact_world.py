@@ -36,7 +36,8 @@ def one_thread():
 
 def drifted(world, scale=0.03):
     "A policy near the reference, but not at it, and the reference: both in float64."
-    g, ref = torch.Generator().manual_seed(3), copy.deepcopy(world.reference).double()
+    g = torch.Generator().manual_seed(3)
+    ref = copy.deepcopy(world.reference).double()
     for module in list(ref.modules()):  # Llama's own norm computes in float32 whatever it is given
         for name, norm in module.named_children():
             if hasattr(norm, "variance_epsilon"):
@@ -70,10 +71,8 @@ def trainer_of(world, policy, ref, **dials):
 
 
 def exact_gradient(world, policy, ref, beta=0.5):
-    now, was = (
-        enumerate_logprobs(policy, world).sum(-1),
-        enumerate_logprobs(ref, world).sum(-1).detach(),
-    )
+    now = enumerate_logprobs(policy, world).sum(-1)
+    was = enumerate_logprobs(ref, world).sum(-1).detach()
     return flat_gradient(objective(now, was, world.rewards, beta), policy)
 
 
@@ -111,7 +110,8 @@ def test_the_table_of_rewards():
 
 
 def test_the_optimum():
-    world, beta = worlds["absolute"], 0.5
+    world = worlds["absolute"]
+    beta = 0.5
     with torch.no_grad():
         q = enumerate_logprobs(world.reference, world).sum(-1).double()
     best = optimum(q, world.rewards, beta)
@@ -142,7 +142,8 @@ def test_exact_gradient_against_finite_differences(kind):
         way = torch.randn(len(g), generator=torch.Generator().manual_seed(seed), dtype=g.dtype)
 
         def shifted(h, way=way):
-            moved, at = copy.deepcopy(policy), 0
+            moved = copy.deepcopy(policy)
+            at = 0
             with torch.no_grad():
                 for p in moved.parameters():
                     p += h * way[at : at + p.numel()].view_as(p)
@@ -169,10 +170,8 @@ def average(trainer, world, policy):
 def test_average_of_the_loss_gradient_is_the_exact_gradient(kind, advantage, T):
     world = worlds[kind] if T == 3 else make_world(kind, T)
     policy, ref = drifted(world)
-    mean, exact = (
-        average(trainer_of(world, policy, ref, advantage=advantage), world, policy),
-        exact_gradient(world, policy, ref),
-    )
+    mean = average(trainer_of(world, policy, ref, advantage=advantage), world, policy)
+    exact = exact_gradient(world, policy, ref)
     assert exact.norm() > 1
     torch.testing.assert_close(mean, exact, atol=1e-10, rtol=0)
     if (kind, T) != ("absolute", 2):
@@ -203,13 +202,15 @@ def test_leave_one_out_over_all_pairs():
         ratio_level="product",
         aggregation="sequence_mean",
     )
-    chance, n = enumerate_logprobs(policy, world).sum(-1).detach().exp(), len(world.mask)
+    chance = enumerate_logprobs(policy, world).sum(-1).detach().exp()
+    n = len(world.mask)
     ids, mask = world.queries()
     mean = 0.0
     for k in range(len(PROMPTS)):
         for i in range(n):
             for j in range(n):
-                two, query = [i, j], [x[[k, k]] for x in (ids, mask)]
+                two = [i, j]
+                query = [x[[k, k]] for x in (ids, mask)]
                 loss = trainer.compute_loss(
                     *query, world.response_ids[two], world.mask[two], world.rewards[k, two]
                 )
@@ -276,10 +277,8 @@ def by_backward_induction(world, beta, estimator, scale):
 @pytest.mark.parametrize("kind, beta", first(1, [("absolute", 0.5), ("rotary", 2.0)]))
 def test_fixed_points_against_backward_induction(kind, beta, estimator):
     world = worlds[kind]
-    found, right = (
-        fixed_point(world, beta, estimator),
-        by_backward_induction(world, beta, estimator, 7 / 8),
-    )
+    found = fixed_point(world, beta, estimator)
+    right = by_backward_induction(world, beta, estimator, 7 / 8)
     assert total_variation(found, right) < 2e-3
     with torch.no_grad():
         q = enumerate_logprobs(world.reference, world).sum(-1).double()
@@ -302,7 +301,8 @@ def test_the_expected_gradient_is_that_of_the_objective_wherever_the_parts_stand
     before it and on itself. A part that knows what comes after it is no reward of that token, and later tokens never hear of it."""
     world = worlds["absolute"]
     policy, ref = drifted(world)
-    g, at = torch.Generator().manual_seed(1), states(world)
+    g = torch.Generator().manual_seed(1)
+    at = states(world)
     parts = torch.randn(
         len(PROMPTS), int(at.max()) + 1, len(WORDS), generator=g, dtype=torch.float64
     )[:, at, world.response_ids]
@@ -313,7 +313,8 @@ def test_the_expected_gradient_is_that_of_the_objective_wherever_the_parts_stand
     parts = parts * world.mask
     trainer = trainer_of(world, policy, ref, advantage="return", gamma=1.0)
     r = every_response(world)
-    r.scores, r.token_scores = world.rewards.reshape(-1), parts.reshape(len(r), -1)
+    r.scores = world.rewards.reshape(-1)
+    r.token_scores = parts.reshape(len(r), -1)
     A = trainer.advantages(r).advantages.reshape(parts.shape).double()
     plain = every_response(world)
     plain.scores = world.rewards.reshape(-1)

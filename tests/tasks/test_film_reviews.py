@@ -170,11 +170,9 @@ def test_the_judge_accepts_every_review_and_what_the_writer_would_not_say():
 
 
 def mutants(review, rng):
-    words, i, j = (
-        review.split(),
-        rng.randrange(len(review.split())),
-        rng.randrange(len(review.split())),
-    )
+    words = review.split()
+    i = rng.randrange(len(review.split()))
+    j = rng.randrange(len(review.split()))
     yield "drop", words[:i] + words[i + 1 :]
     yield "repeat", words[:i] + [words[i]] + words[i:]
     yield "insert", words[:i] + [rng.choice(vocabulary())] + words[i:]
@@ -190,7 +188,8 @@ def mutants(review, rng):
 
 
 def test_judge_and_second_grammar_agree_on_thousands_of_broken_reviews():
-    rng, verdicts = random.Random(5), Counter()
+    rng = random.Random(5)
+    verdicts = Counter()
     for review in REVIEWS[:1_500]:
         for name, words in mutants(review, rng):
             text = " ".join(words)

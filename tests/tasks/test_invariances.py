@@ -83,7 +83,8 @@ def test_poisoned_padding_changes_no_bit(setting, name, fill, token):
 @each_model
 def test_poison_in_the_rows_of_a_response_of_ones_own(name):
     "compute_loss: rows from anywhere, ids that the model does not know in the padding, padding of any width on any side."
-    t, r = trainer("ppo", name), responses("ppo")
+    t = trainer("ppo", name)
+    r = responses("ppo")
     loss = t.compute_loss(r.query_ids, r.query_mask, r.response_ids, r.mask, r.scores)
     for bad in (-100, 10**6):
         p = poisoned(r, 0.0, bad)
@@ -107,7 +108,9 @@ def test_the_side_of_the_padding_changes_nothing(setting, name, query_side, resp
 @each_model
 def test_without_padding_each_row_alone_says_the_same(name):
     "The oracle is the model's own forward of one unpadded text: no mask, no position ids, no batch."
-    agent, r, out = copy.deepcopy(models(name)[0]).eval(), responses("ppo"), plain("ppo", name)
+    agent = copy.deepcopy(models(name)[0]).eval()
+    r = responses("ppo")
+    out = plain("ppo", name)
     logprobs, values = [], []
     for i in range(len(r)):
         q, a = r.query_ids[i][r.query_mask[i]], r.response_ids[i][r.mask[i]]

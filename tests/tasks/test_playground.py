@@ -41,10 +41,8 @@ def test_splitmix32_in_plain_integers():
 def test_reward_counts_words_inside_the_mask():
     weights = torch.arange(len(playground.WORDS), dtype=torch.float64)
     reward = playground.WordCountReward(weights, 0.5)
-    ids, mask = (
-        torch.tensor([[3, 3, 10, 0, 7], [5, 0, 0, 9, 9]]),
-        torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]).bool(),
-    )
+    ids = torch.tensor([[3, 3, 10, 0, 7], [5, 0, 0, 9, 9]])
+    mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]).bool()
     assert reward(ids, mask).tolist() == [16.5, 5.5]
 
 
@@ -84,18 +82,14 @@ def test_the_start_is_written_and_read_to_the_bit(tmp_path, start):
 
 
 def test_sft_and_reward_model_learn():
-    policy, reward = (
-        playground.train_language_model(reviews=300, steps=40),
-        playground.train_reward(pairs=1500),
-    )
+    policy = playground.train_language_model(reviews=300, steps=40)
+    reward = playground.train_reward(pairs=1500)
     ids = playground.encode(write_reviews(200, 9))
     mask = playground.response_mask(ids, playground.END)
     nats = -playground.read(policy, ids, 1.0)[0][mask].mean()
     assert nats < 4  # of log 481 = 6.2
-    scores, human = (
-        reward(ids, mask),
-        torch.tensor(playground.human_score(playground.decode(ids, mask)), dtype=torch.float64),
-    )
+    scores = reward(ids, mask)
+    human = torch.tensor(playground.human_score(playground.decode(ids, mask)), dtype=torch.float64)
     assert torch.corrcoef(torch.stack([scores, human]))[0, 1] > 0.7
 
 

@@ -80,11 +80,9 @@ def test_the_expected_numbers_from_first_principles():
 
     # π* by maximising E[r] − β·KL with plain gradient ascent on the logits
     def ascend(beta):
-        ref, r, z = (
-            torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64),
-            torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.float64),
-            torch.zeros(4, dtype=torch.float64, requires_grad=True),
-        )
+        ref = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+        r = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.float64)
+        z = torch.zeros(4, dtype=torch.float64, requires_grad=True)
         for _ in range(3000):
             p = z.softmax(-1)
             (grad,) = torch.autograd.grad((p * (r - beta * (p / ref).log())).sum(), z)

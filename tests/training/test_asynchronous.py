@@ -9,6 +9,7 @@ from small_trainer import PROMPTS, TOKENIZER, config, reward, same, tiny, weight
 from instruct_goose.core.random import generator
 from instruct_goose.rollouts.sampler import PolicySampler
 from instruct_goose.training.asynchronous import FIRST_BATCH_STREAM, AsyncTrainer
+from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.trainer import RLHFTrainer
 
 ROWS = [*PROMPTS, *PROMPTS]
@@ -57,14 +58,15 @@ def test_no_batch_is_older_than_allowed_and_a_slow_trainer_meets_the_oldest(max_
         written.release()
         return reward(texts)
 
-    def wait_for_the_thread(metrics):
-        "Go on when the thread has written all that it may."
-        ahead = min(max_staleness, 5 - metrics["iteration"])
-        while len(background_rewards) < metrics["iteration"] + 1 + ahead:
-            assert written.acquire(timeout=60)
+    class WaitForTheThread(Callback):
+        def on_score(self, trainer, rollout):
+            "Go on when the thread has written all that it may with these weights."
+            allowed = min(trainer.iteration + 1 + max_staleness, trainer.config.steps)
+            while len(background_rewards) < allowed:
+                assert written.acquire(timeout=60)
 
-    history = trainer.train(ROWS, counted, progress=False, callback=wait_for_the_thread)
-    assert ages(history)[0] == 0
+    trainer.callbacks.append(WaitForTheThread())
+    history = trainer.train(ROWS, counted, progress=False)
     assert ages(history) == [min(i, max_staleness) for i in range(6)]
     assert background_rewards == [True] * 6  # in another thread, and none beyond the run
     assert history[-1]["sampler_kl"] > 1e-9  # the samples are another policy's

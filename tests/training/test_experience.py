@@ -144,7 +144,8 @@ def test_each_transformer_is_run_once(separate, micro, passes):
 
 
 def experience_of(rollout, config, beta):
-    agent, ref_model = Agent(tiny("gpt2", 0)), tiny("gpt2", 1)
+    agent = Agent(tiny("gpt2", 0))
+    ref_model = tiny("gpt2", 1)
     annotations = annotate(agent, ref_model, rollout, config)
     return make_experience(
         rollout, annotations, config, beta, RewardScale(), eos_ids=[2]

@@ -146,7 +146,8 @@ def test_discounts_that_are_undetermined_are_nan_and_not_a_guess():
 
 
 def test_correlation_against_numpy_and_of_what_does_not_vary():
-    x, y = torch.randn(50, generator=torch.Generator().manual_seed(0)), torch.arange(50.0)
+    x = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(50.0)
     assert correlation(x, y).item() == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-6)
     for flat in (torch.full((50,), 0.1), torch.full((50,), 1e8), torch.zeros(50)):
         assert correlation(x, flat).isnan()

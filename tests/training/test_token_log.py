@@ -164,7 +164,8 @@ def test_watching_changes_nothing():
 @pytest.mark.parametrize("surrogate", SURROGATES)
 def test_shares_count_the_held_tokens(surrogate):
     g = torch.Generator().manual_seed(0)
-    ratio, advantages = torch.rand(3, 5, generator=g) * 2, torch.randn(3, 5, generator=g)
+    ratio = torch.rand(3, 5, generator=g) * 2
+    advantages = torch.randn(3, 5, generator=g)
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0]]).bool()
     shares = clipped_shares(surrogate, ratio, advantages, mask)
     for side, where in clipped_tokens(surrogate, ratio, advantages, mask).items():

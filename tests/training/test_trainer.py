@@ -52,7 +52,8 @@ def slow_rows(trainer, queries, responses, scores, moved=None, sampler=None):
     ref.eval()
     rows = []
     for i, (q, r, s) in enumerate(zip(queries, responses, scores.tolist(), strict=True)):
-        ids, n = torch.tensor([q + r]), range(len(r))
+        ids = torch.tensor([q + r])
+        n = range(len(r))
         logits = agent.model(ids).logits[0] / c.temperature
         ref_logits = (ref(ids).logits[0] / c.temperature).detach()
         base = agent.model.base_model if agent.value_model is None else agent.value_model
@@ -153,7 +154,8 @@ def slow_weight(c, each, t):
         "product": math.prod(each),
         "sequence": math.prod(each) ** (1 / len(each)),
     }[c.importance_level]
-    low, high = c.importance_floor or 0.0, c.importance_cap
+    low = c.importance_floor or 0.0
+    high = c.importance_cap
     return (
         min(max(w, low), high) if c.importance_beyond == "cut" else w if low <= w <= high else 0.0
     )
@@ -161,7 +163,10 @@ def slow_weight(c, each, t):
 
 def slow_token(c, row, t):
     "One token's share of the loss, before any averaging."
-    n, A, old, lp = len(row["lp"]), row["A"][t], row["old"], row["lp"]
+    n = len(row["lp"])
+    A = row["A"][t]
+    old = row["old"]
+    lp = row["lp"]
     log_ratios = [lp[k] - old[k] for k in range(n)]
     ratio = {
         "token": log_ratios[t],
@@ -185,7 +190,8 @@ def slow_token(c, row, t):
         loss = loss + c.vf_coef * (row["V"][t] - row["R"][t]) ** 2 / 2
     ell = lp[t] - row["rlp"][t]
     if c.kl_placement == "loss":
-        name, own = c.kl_estimator or "k2", log_ratios[t].exp()
+        name = c.kl_estimator or "k2"
+        own = log_ratios[t].exp()
         kl = estimate(name, ell)
         if c.kl_gradient == "ratio":
             kl = kl * (own.item() if name == "k2" else own)
@@ -646,7 +652,8 @@ def greedy_by_hand(trainer, prompt):
 
     Returns the text, and log π − log π_ref of each token.
     """
-    ids, drift = list(TOKENIZER(prompt)["input_ids"]), []
+    ids = list(TOKENIZER(prompt)["input_ids"])
+    drift = []
     start = len(ids)
     while len(drift) < trainer.config.max_new_tokens:
         pi, ref = (

@@ -1,0 +1,152 @@
+"""Tables of the doctor, made from the records: bugs and tools, healthy runs and findings, libraries and rules."""
+
+import json
+from collections import Counter
+from functools import cache
+
+from lessons import ROOT
+
+TOOLS = ("doctor", "probes")
+
+
+@cache
+def record(name: str) -> dict:
+    return json.loads((ROOT / f"evidence/{name}.json").read_text("utf-8"))
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    "Rows as Markdown."
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        lines.append("| " + " | ".join(str(cell) for cell in row) + " |")
+    return "\n".join(lines)
+
+
+def counted(n: int, total: int) -> str:
+    return f"{n} of {total}"
+
+
+# --- bugs × tools ---------------------------------------------------------------------------------
+def probes_saw(bug: dict) -> str:
+    "What the probes in the run's own settings said of a bug."
+    probes = bug["probes"]
+    if probes is None:
+        return "–"
+    return ", ".join(probes) if probes else "nothing"
+
+
+def bugs_by_tools() -> str:
+    "Each bug, what the doctor found in its log, and which probes failed."
+    rows = []
+    for name, bug in record("doctor_bugs")["bugs"].items():
+        found = ", ".join(sorted(set().union(*bug["found"]))) or "nothing"
+        rows.append([name, bug["wrong"], found, ", ".join(bug["verdicts"]), probes_saw(bug)])
+    return table(["bug", "what is wrong", "findings", "verdict", "probes that fail"], rows)
+
+
+def seen_by_either() -> str:
+    "How many bugs the doctor names, and how many the doctor or the probes see."
+    bugs = list(record("doctor_bugs")["bugs"].values())
+    named = sum(bug["verdicts"][0] == "named" for bug in bugs)
+    by_doctor = sum(bug["verdicts"][0] in ("named", "seen") for bug in bugs)
+    asked = [bug for bug in bugs if bug["probes"] is not None]
+    by_probes = sum(bool(bug["probes"]) for bug in asked)
+    by_either = sum(bug["verdicts"][0] in ("named", "seen") or bool(bug["probes"]) for bug in bugs)
+    text = (
+        f"The doctor names {counted(named, len(bugs))} bugs and sees {by_doctor} by a finding that "
+        "is true."
+    )
+    if asked:
+        text += (
+            f" The probes, in the run's own settings, fail on {counted(by_probes, len(asked))}. "
+            f"The doctor or the probes see {counted(by_either, len(bugs))}."
+        )
+    return text
+
+
+# --- healthy runs × findings ----------------------------------------------------------------------
+def healthy_by_findings() -> str:
+    "Each finding of healthy runs: how often, and how often it was true of the run."
+    runs = record("doctor_healthy")["runs"]
+    seen: Counter = Counter()
+    true: Counter = Counter()
+    severity = {}
+    for run in runs:
+        for finding in run["findings"]:
+            seen[finding["name"]] += 1
+            true[finding["name"]] += finding["true"]
+            severity[finding["name"]] = finding["severity"]
+    rows = []
+    for name, n in seen.most_common():
+        rows.append([name, severity[name], n, true[name], n - true[name]])
+    silent = sum(not run["findings"] for run in runs)
+    rows.append(["no finding", "", silent, "", ""])
+    return table(["finding", "severity", "runs", "true of the run", "not true"], rows)
+
+
+# --- libraries × rules ----------------------------------------------------------------------------
+def libraries_by_rules() -> str:
+    "Which rules the numbers of each library allow, if it logs all that is read."
+    from instruct_goose.doctor.diagnosis import RULES
+    from instruct_goose.doctor.libraries import LIBRARIES
+
+    logged = {library.name: {column.ours for column in library.columns} for library in LIBRARIES}
+    rows = []
+    for rule in RULES:
+        can_be_asked = []
+        for ours in logged.values():
+            is_asked = bool(rule.metrics) and ours.issuperset(rule.metrics) and not rule.columns
+            can_be_asked.append("yes" if is_asked else "–")
+        if "yes" in can_be_asked:
+            rows.append([rule.name, *can_be_asked])
+    totals = [sum(row[i] == "yes" for row in rows) for i in range(1, len(logged) + 1)]
+    rows.append([f"of {len(RULES)} rules", *totals])
+    return table(["rule", *logged], rows)
+
+
+# --- how often it was right -----------------------------------------------------------------------
+def confusion() -> str:
+    "What was true of a run, against what the doctor said of it."
+    verdicts = Counter(
+        verdict for bug in record("doctor_bugs")["bugs"].values() for verdict in bug["verdicts"]
+    )
+    unseen: Counter = Counter()
+    for bug in record("doctor_unseen")["bugs"].values():
+        for found in bug["found"]:
+            unseen[verdict_on(found, bug)] += 1
+    healthy = record("doctor_healthy")["runs"]
+    untrue = sum(any(not f["true"] for f in run["findings"]) for run in healthy)
+    silent = sum(not run["findings"] for run in healthy)
+    rows = [
+        ["bugs that were invented after the rules", *of_verdicts(verdicts)],
+        ["other bugs that the rules were not made for", *of_verdicts(unseen)],
+        ["no bug", len(healthy), "–", len(healthy) - silent - untrue, untrue, silent],
+    ]
+    head = ["the run has", "runs", "named", "only true findings", "a false finding", "silent"]
+    return table(head, rows)
+
+
+def verdict_on(found: list[str], bug: dict) -> str:
+    "Named, seen by a consequence, named falsely, or missed; a false name spoils a right one."
+    if set(found) - {*bug["names"], *bug["consequences"]}:
+        return "false"
+    if set(found) & {*bug["names"]}:
+        return "named"
+    return "seen" if found else "missed"
+
+
+def of_verdicts(verdicts: Counter) -> list[int]:
+    return [verdicts.total(), *(verdicts[name] for name in ("named", "seen", "false", "missed"))]
+
+
+# --- logs of others -------------------------------------------------------------------------------
+def public_logs() -> str:
+    "Logs from public issues and repositories: what was found, and whether it is true."
+    logs = record("doctor_public")["logs"]
+    rows = []
+    for log in logs:
+        where = f"[{log['title']}]({log['source']})"
+        found = ", ".join(log["found"]) or "nothing"
+        rows.append([where, log["library"], log["steps"], found, log["true"], log["why"]])
+    head = ["log", "library", "steps", "findings", "true?", "by what"]
+    return table(head, rows)

@@ -1,0 +1,1 @@
+"A page has no command line: only what classes of settings name stands here."
