@@ -49,7 +49,7 @@ def tiny_world(
     temperature: int | float = 1.0,  # that gives these probabilities
     seed: int = 0,
 ) -> tuple[GPT2LMHeadModel, Any]:  # model, tokenizer
-    """Make a GPT-2 of one layer and 16 numbers whose head knows nothing yet.
+    """Make a GPT-2 of one layer and width 16 whose head knows nothing yet.
 
     Its weight is 0, its bias log p. The other tokens have a logit of −30.
     """
@@ -117,7 +117,7 @@ def values_at(
     return agent.values(query_ids, query_mask, response_ids, mask)[0].tolist()
 
 # %% ../../nbs/learn/21_probes.ipynb #12d4aff0
-FROZEN = 1e-9  # a learning rate that changes nothing in 60 steps
+FROZEN = 1e-9  # a learning rate that changes nothing in 90 steps
 
 
 class Missing(Exception):
@@ -420,8 +420,8 @@ PROBES: dict[str, tuple[Callable[..., Numbers], str]] = {  # and where to look i
     ),
     "credit": (
         credit,
-        "the backward recursion and the token that is paid (but if eos fails too, "
-        "at the end): nbs/learn/07_advantages.ipynb",
+        "the backward recursion and the token that is paid (if eos fails too, "
+        "that token or the end): nbs/learn/07_advantages.ipynb",
     ),
     "eos": (
         eos,
