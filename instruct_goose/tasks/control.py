@@ -338,6 +338,7 @@ def minibatch_loss(
         batch["old_logprobs"],
         batch["advantages"],
         batch["mask"],
+        returns=batch["returns"],
         values=as_rows(new_values),
         returns=batch["returns"],
         value_clip=None,

@@ -155,7 +155,8 @@ MAY_BE_ANY = {
         recipes.training.first_of(prompts) rollouts.prompts.take_prompt(row)
         rollouts.prompts.data_columns(prompts) rollouts.prompts.prompt_chunks(prompts)
         rollouts.environments.prompt_row(prompt)
-        rollouts.prompts.drop_long_prompts(prompts) training.trainer.RLHFTrainer.prompts_that_fit(prompts)""",
+        rollouts.prompts.drop_long_prompts(prompts) rollouts.prompts.is_short_enough(prompt)
+        training.trainer.RLHFTrainer.is_short_enough(prompt) training.trainer.RLHFTrainer.prompts_that_fit(prompts)""",
     "objects of libraries that have no types, or are not installed": """
         compat.trl.config_from_args(args) compat.trl.dpo_from_trl(args)
         compat.trl.sft_from_trl(args) compat.trl.reward_model_from_trl(args)
