@@ -68,96 +68,112 @@ class Command(NamedTuple):
 
 # %% ../../nbs/guides/command_line.ipynb #8c37d470
 def load_quickstart() -> tuple[type, Callable]:
+    "Import the settings and the function of `quickstart`."
     from instruct_goose.recipes.quickstart import QuickstartConfig, run_quickstart
 
     return QuickstartConfig, run_quickstart
 
 
 def load_reviews() -> tuple[type, Callable]:
+    "Import the settings and the function of `reviews`."
     from instruct_goose.recipes.ratings import ReviewsConfig, run_reviews
 
     return ReviewsConfig, run_reviews
 
 
 def load_train() -> tuple[type, Callable]:
+    "Import the settings and the function of `train`."
     from instruct_goose.recipes.own_model import run_train, TrainConfig
 
     return TrainConfig, run_train
 
 
 def load_sft() -> tuple[type, Callable]:
+    "Import the settings and the function of `sft`."
     from instruct_goose.recipes.own_model import run_sft, SFTConfig
 
     return SFTConfig, run_sft
 
 
 def load_reward_model() -> tuple[type, Callable]:
+    "Import the settings and the function of `reward-model`."
     from instruct_goose.recipes.own_model import RewardModelConfig, run_reward_model
 
     return RewardModelConfig, run_reward_model
 
 
 def load_dpo() -> tuple[type, Callable]:
+    "Import the settings and the function of `dpo`."
     from instruct_goose.recipes.own_model import DPOConfig, run_dpo
 
     return DPOConfig, run_dpo
 
 # %% ../../nbs/guides/command_line.ipynb #497bdbf9
 def load_kto() -> tuple[type, Callable]:
+    "Import the settings and the function of `kto`."
     from instruct_goose.recipes.own_model import KTOConfig, run_kto
 
     return KTOConfig, run_kto
 
 
 def load_recipe() -> tuple[type, Callable]:
+    "Import the settings and the function of `recipe`."
     from instruct_goose.recipes.smollm import RecipeFlags, run_recipe
 
     return RecipeFlags, run_recipe
 
 
 def load_sample() -> tuple[type, Callable]:
+    "Import the settings and the function of `sample`."
     from instruct_goose.cli.commands import run_sample, SampleConfig
 
     return SampleConfig, run_sample
 
 
 def load_chat() -> tuple[type, Callable]:
+    "Import the settings and the function of `chat`."
     from instruct_goose.cli.commands import ChatConfig, run_chat
 
     return ChatConfig, run_chat
 
 
 def load_merge() -> tuple[type, Callable]:
+    "Import the settings and the function of `merge`."
     from instruct_goose.cli.commands import MergeConfig, run_merge
 
     return MergeConfig, run_merge
 
 
 def load_probe() -> tuple[type, Callable]:
+    "Import the settings and the function of `probe`."
     from instruct_goose.cli.commands import ProbeConfig, run_ladder
 
     return ProbeConfig, run_ladder
 
 # %% ../../nbs/guides/command_line.ipynb #765899f4
 def load_doctor() -> tuple[type, Callable]:
+    "Import the settings and the function of `doctor`."
     from instruct_goose.cli.commands import DoctorConfig, run_doctor
 
     return DoctorConfig, run_doctor
 
 
 def load_report() -> tuple[type, Callable]:
+    "Import the settings and the function of `report`."
     from instruct_goose.doctor.report import ReportConfig, run_report
 
     return ReportConfig, run_report
 
 
 def load_compare() -> tuple[type, Callable]:
+    "Import the settings and the function of `compare`."
     from instruct_goose.doctor.report import CompareConfig, run_compare
 
     return CompareConfig, run_compare
 
 
 def load_exercises() -> tuple[type, Callable]:
+    "Import the settings and the function of `exercises`."
     from instruct_goose.cli.commands import ExercisesConfig, run_exercises
 
     return ExercisesConfig, run_exercises

@@ -217,7 +217,10 @@ class Opening:
         return any(is_turns(value) for value in (self.prompt, *answers))
 
     def spoken(self, chat: bool, where: str, *answers: Any) -> list[Any]:
-        "The prompt and the answers, all as texts or all as turns."
+        """List the prompt and the answers, all as texts or all as turns.
+
+        Raises BadRow for a system message or a history without a chat template.
+        """
         if not self.is_conversation(chat, answers):
             prompt = self.prompt or ""
             return [prompt + "\n" if self.is_question else prompt, *answers]

@@ -114,7 +114,11 @@ class ToolEnvironment:
         return observation_text(call_with_known(self.instance.reset, known), self.instance)
 
     def answer(self, turn: Turn) -> Answer:
-        "Call the tools that the turn asks for; without a call the episode is over."
+        """Call the tools that the turn asks for; without a call the episode is over.
+
+        What a tool raises, and a tool that does not exist, is the answer that the policy reads,
+        and counts as a failure.
+        """
         messages = []
         failures = 0
         for call in turn.calls:

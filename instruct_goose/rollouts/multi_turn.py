@@ -201,7 +201,10 @@ class TurnSampler:
             episode.add_reply(reply)
 
     def reply(self, episode: Episode) -> list[int] | None:
-        "Ask the environment: its reply to the text so far, as tokens; None: the episode is over."
+        """Ask the environment for its reply to the text so far, as tokens.
+
+        Returns None where the episode is over. Raises ValueError for a reply without tokens.
+        """
         text = str(self.tokenizer.decode(episode.query + episode.ids))
         reply: Any = self.environment(text)
         if reply is None:

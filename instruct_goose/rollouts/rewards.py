@@ -256,7 +256,10 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def run_coroutine(coroutine: Coroutine) -> Any:
-    "Run a coroutine to its end in the loop of rewards, and return what it returns."
+    """Run a coroutine to its end in the loop of rewards, and return what it returns.
+
+    Raises what the coroutine raises.
+    """
 
     async def outcome() -> tuple[Any, BaseException | None]:
         try:

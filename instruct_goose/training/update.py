@@ -12,7 +12,7 @@ __all__ = ['EvaluateFn', 'LossFn', 'drop_truncated', 'minibatches', 'micro_batch
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -439,8 +439,8 @@ class Coefficients:
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         "Raise ValueError for numbers that are no coefficients."
-        hints = {"beta": NotNegative, "ent_coef": NotNegative, "ent_weight": Optional[NotNegative]}
-        check_values(state, hints)
+        check_values(state, {"beta": NotNegative, "ent_coef": NotNegative})
+        check_values(state, {"ent_weight": float | None})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         "Take over coefficients that have been checked."

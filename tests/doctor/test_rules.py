@@ -2,6 +2,7 @@
 settings: no error is found in them.
 """
 
+import json
 import sys
 from itertools import product
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from deep import first
 
 from instruct_goose.doctor.diagnosis import diagnose
+from instruct_goose.doctor.report import read_tokens
+from instruct_goose.doctor.rules import read_metrics
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.objective.policy_loss import LEVELS
 
@@ -109,3 +112,27 @@ def test_what_stands_between_reward_and_total_is_not_always_the_kl():
         )
     )
     assert not sign([m | {"total_reward_mean": m["total_reward_mean"] + 0.1} for m in rows])
+
+
+def test_the_log_of_an_older_version_is_read_by_the_names_of_today(tmp_path):
+    old_metrics = {"iteration": 0, "reward_mean": 1.0, "learnt_apart": 0.5, "optimizer_age": 4}
+    old_response = {"tokens": ["a"], "moved": [0.25], "held": [True], "pull": [2.0]}
+    old_tokens = {"iteration": 0, "responses": [old_response]}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(old_metrics) + "\n")
+    (tmp_path / "tokens.jsonl").write_text(json.dumps(old_tokens) + "\n")
+
+    [metrics], _ = read_metrics(tmp_path)
+    [response] = read_tokens(tmp_path / "tokens.jsonl")[0]
+
+    assert metrics == {
+        "iteration": 0,
+        "reward_mean": 1.0,
+        "coverage_error": 0.5,
+        "optimizer_step_count": 4,
+    }
+    assert response == {
+        "tokens": ["a"],
+        "log_ratio": [0.25],
+        "clipped": [True],
+        "negative_gradient": [2.0],
+    }
