@@ -340,7 +340,6 @@ def minibatch_loss(
         batch["mask"],
         returns=batch["returns"],
         values=as_rows(new_values),
-        returns=batch["returns"],
         value_clip=None,
         entropy=as_rows(entropies),
         clip=config.clip,
