@@ -345,7 +345,6 @@ ALIASES = {  # what else is typed into the search -> the page that teaches it
     "refusals": "learn/verifiable_rewards",
     "held-out rows": "guides/your_data",
     "thumbs up": "guides/kto",
-    "LLM as a judge reward": "guides/reward_model_training",
     "which stage first": "guides/your_stages",
     "pairs from another model": "guides/dpo",
     "value bootstrapping truncation": "learn/advantages",

@@ -579,9 +579,9 @@ class RLHFTrainer:
         check_callbacks(own_callbacks, callback)
         evaluated: HeldOut | None = None
         if config.eval_every is None and held_out is not None:
-            raise ValueError(
-                "held_out= is given, and eval_every is not set, so nothing would be evaluated: set "
-                "eval_every, or call evaluate yourself"
+            warnings.warn(
+                "held_out= is not used: eval_every is not set, so nothing is evaluated on the way",
+                stacklevel=2,
             )
         if config.eval_every is not None:
             if held_out is None:

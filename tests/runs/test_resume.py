@@ -323,7 +323,7 @@ def test_a_child_that_is_signalled_at_once_dies(tmp_path, capfd, number):
         try:
             child = os.fork()
             if child == 0:
-                time.sleep(0.5)
+                time.sleep(10)
                 os._exit(0)
         except KeyboardInterrupt:  # nobody interrupts the parent
             os._exit(-number % 256)  # a shell's word for it would be 128 + number

@@ -236,3 +236,27 @@ def test_a_tracker_with_a_state_goes_on_with_it(tmp_path, monkeypatch, recwarn):
 
     assert Counting.counts == [1, 2, 3, 4, 5]
     assert not [w for w in recwarn if "is left out" in str(w.message)]
+
+
+def test_a_name_that_begins_with_its_group_stays():
+    numbers = {"logged/accuracy": 1.0, "reward_mean": 2.0, "held_out_reward": 3.0}
+    named = by_word(numbers | {"iteration": 4, "kl_to_reference": None})
+    assert named == {
+        "logged/accuracy": 1.0,
+        "reward/reward_mean": 2.0,
+        "held_out/held_out_reward": 3.0,
+    }
+
+
+def test_a_tracker_that_does_not_open_is_not_shut(tmp_path):
+    class Offline(Tracker):
+        def open(self, iteration):
+            raise RuntimeError("no network")
+
+        def shut(self):
+            raise AssertionError("shut without having been opened")
+
+    tracker = Offline(tmp_path)
+    with pytest.raises(RuntimeError, match="no network"):
+        trainer(callbacks=[tracker]).step(PROMPTS, reward)
+    tracker.close()

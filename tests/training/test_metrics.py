@@ -121,7 +121,19 @@ def test_of_a_frozen_policy_no_change_of_weights_is_logged():
     t = made()
     t.agent.model.requires_grad_(False)
     change = PolicyChange(t.agent, t.rollout(FOUR * 2), t.config)
+    t.agent.value_head.weight.grad = torch.ones_like(t.agent.value_head.weight)
     assert set(change.metrics()) == {"kl_to_old_exact", "value_weight_step"}
+
+
+def test_without_an_update_no_gradient_of_an_earlier_one_is_logged():
+    t = made(advantage="group_mean", group_size=4, drop_flat_groups=True)
+    first = t.step(FOUR[:2], lambda texts: [float(i) for i in range(len(texts))])
+    flat = t.step(FOUR[:2], lambda texts: [0.0] * len(texts))
+    assert first["updates"] > 0
+    assert first["clipped_norm"] > 0
+    assert flat["updates"] == 0
+    assert flat["clipped_norm"] is None
+    assert flat["tensors_unmoved"] is None
 
 
 @pytest.mark.parametrize("gamma, lam", [(0.9, 0.5), (0.7, 0.0), (0.0, 0.5)])

@@ -4,7 +4,9 @@ The oracle of the loss is slow: one unpadded row at a time through the model's o
 token by token.
 """
 
+import copy
 import math
+from itertools import islice
 
 import pytest
 import torch
@@ -31,10 +33,13 @@ from small_trainer import (
     weights,
 )
 
+from instruct_goose.config import RLHFConfig
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.tokens import pad, word_tokenizer
+from instruct_goose.objective.advantages import ADVANTAGES, Advantage
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.rollouts.rollout import Rollout
+from instruct_goose.tasks.probes import tiny_world
 from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.metrics import rollout_metrics
 from instruct_goose.training.trainer import RLHFTrainer
@@ -828,3 +833,221 @@ def test_a_reference_that_is_given_is_kept_and_changes_no_weight():
     assert logs[1][0]["kl_to_reference"] > 0
     assert same(weights(without), weights(given))
     assert [log["grad_norm"] for log in logs[0]] == [log["grad_norm"] for log in logs[1]]
+
+
+# ---- what a reading of the trainer found
+
+
+def words_a(texts):
+    return [float(text.split().count("a")) for text in texts]
+
+
+def world_trainer(kind=RLHFTrainer, optimizer=None, sampler=None, callbacks=(), **settings):
+    "A trainer of the probes' tiny world: words a, b and c, one update an iteration."
+    model, tokenizer = tiny_world()
+    config = RLHFConfig(
+        **dict(batch_size=8, max_new_tokens=4, device="cpu", steps=4, lr=1e-2)
+        | dict(minibatches=1, epochs=1)
+        | settings
+    )
+    return kind(
+        model,
+        None,
+        config,
+        tokenizer=tokenizer,
+        optimizer=optimizer,
+        sampler=sampler,
+        callbacks=callbacks,
+    )
+
+
+def test_a_moving_reference_follows_the_policy_that_is_put_back():
+    t = world_trainer(max_kl_to_reference=1e-3, ref_every=2, lr=5e-2, steps=6)
+    t.train(["a b"] * 8, words_a, progress=False)
+    assert t.stopped is not None
+    kl = t.annotate(t.rollout(["a b"] * 8)).kl
+    assert kl.sum(-1).mean().item() < 1e-3
+
+
+def test_a_stream_goes_on_behind_what_was_read_also_with_dropped_prompts():
+    def stream():
+        yield "a " * 60  # too long
+        yield from ["a", "b", "c", "a b", "b c", "a c"]
+
+    def recorder():
+        seen = []
+
+        class Records(RLHFTrainer):
+            def rollout(self, prompts):
+                seen.append(list(prompts))
+                return super().rollout(prompts)
+
+        return world_trainer(Records, batch_size=2, steps=2, long_rows="drop"), seen
+
+    whole, undisturbed = recorder()
+    whole.train(stream(), words_a, progress=False)
+    begun, first = recorder()
+    begun.train(stream(), words_a, steps=1, progress=False)
+    resumed, second = recorder()
+    resumed.load_state_dict(begun.state_dict())
+    assert resumed.prompts.seen == 3
+    resumed.train(islice(stream(), resumed.prompts.seen, None), words_a, progress=False)
+    assert first + second == undisturbed == [["a", "b"], ["c", "a b"]]
+
+
+@pytest.mark.parametrize("name", ["kl_to_reference", "reward_mean", "iteration", "lr", "seconds"])
+def test_a_part_of_the_loss_replaces_no_metric(name):
+    class Named(RLHFTrainer):
+        def loss(self, new, batch):
+            loss, parts = super().loss(new, batch)
+            return loss, parts | {name: torch.tensor(99.0)}
+
+    t = world_trainer(Named)
+    if name == "seconds":  # a name of its own
+        assert t.step(["a b"] * 8, words_a)["seconds"] == 99
+        return
+    with pytest.raises(ValueError, match=f"'{name}', which is a metric"):
+        t.step(["a b"] * 8, words_a)
+
+
+def test_a_part_of_the_loss_is_one_number():
+    class Vector(RLHFTrainer):
+        def loss(self, new, batch):
+            loss, parts = super().loss(new, batch)
+            return loss, parts | {"vector": new.logprobs.detach().sum(-1)}
+
+    with pytest.raises(TypeError, match="'vector' has the shape"):
+        world_trainer(Vector).step(["a b"] * 8, words_a)
+
+
+def test_an_advantage_is_asked_once_an_iteration(monkeypatch):
+    asked = []
+
+    def counting(inputs):
+        asked.append(1)
+        return inputs.spread(inputs.totals()), None
+
+    monkeypatch.setitem(ADVANTAGES, "counting", Advantage(counting))
+    world_trainer(advantage="counting").step(["a b"] * 8, words_a)
+    assert len(asked) == 1
+
+
+def test_callbacks_see_what_is_sampled_again():
+    class Rewrites(Callback):
+        def on_rollout(self, trainer, rollout):
+            rollout.texts = ["a a a"] * len(rollout)
+
+    scored = []
+
+    def flat(texts):
+        scored.append(set(texts))
+        return [0.0] * len(texts)
+
+    groups = dict(advantage="group_mean", group_size=4, max_redraws=1)
+    world_trainer(callbacks=[Rewrites()], **groups).step(["a b"] * 2, flat)
+    assert scored == [{"a a a"}] * 2
+
+
+def test_an_optimizer_has_to_know_the_policy():
+    other = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(ValueError, match="knows none of the policy's parameters"):
+        world_trainer(
+            optimizer=torch.optim.SGD([other], lr=1.0), advantage="group_mean", group_size=4
+        )
+
+
+def test_an_optimizer_of_a_part_of_the_policy_is_named():
+    def first_tensor(groups):
+        return torch.optim.SGD(groups[0]["params"][:1], lr=1.0)
+
+    with pytest.warns(UserWarning, match="does not know .* of the policy's"):
+        world_trainer(optimizer=first_tensor, advantage="group_mean", group_size=4)
+
+
+def test_ids_that_a_callback_changes_are_those_that_are_scored():
+    got = []
+
+    def reward(texts, completion_ids):
+        got.append(completion_ids[0])
+        return [0.0] * len(texts)
+
+    class Changes(Callback):
+        def on_rollout(self, trainer, rollout):
+            rollout.host_copy = copy.copy(rollout)  # as `to_` makes it from a GPU
+            rollout.response_ids = torch.full_like(rollout.response_ids, 1)
+
+    t = world_trainer(callbacks=[Changes()])
+    with t.phases() as after:
+        rollout = after.rollout(t.rollout(["a b"] * 8))
+    t.score(rollout, reward)
+    assert set(got[0]) == {1}
+
+
+def test_held_out_prompts_are_forgotten_where_train_refuses_the_others():
+    t = world_trainer(eval_every=1)
+    with pytest.raises(ValueError, match="room for prompts"):
+        t.train(["a b " * 50], words_a, progress=False, held_out=["a"])
+    assert "held_out_reward" not in t.step(["a b"] * 8, words_a)
+
+
+def test_what_held_out_rewards_log_counts_each_response_once():
+    def reward(texts, log_metric):
+        log_metric("n", 1.0 if len(texts) == 1 else 0.0)
+        return [float(len(texts) == 1)] * len(texts)
+
+    log = world_trainer(batch_size=4, eval_every=1).evaluate(["a"] * 5, reward)
+    assert log["held_out_reward"] == pytest.approx(0.2)
+    assert log["held_out_logged/n"] == pytest.approx(0.2)
+
+
+def test_the_weight_of_the_entropy_bonus_is_saved():
+    settings = dict(entropy_target=0.1, ent_coef=0.5)
+    t = world_trainer(**settings)
+    t.step(["a b"] * 8, words_a)
+    twin = world_trainer(**settings)
+    twin.load_state_dict(t.state_dict())
+    rollout = t.score(t.rollout(["a b"] * 8), words_a)
+    columns = rollout.query_ids, rollout.query_mask, rollout.response_ids, rollout.mask
+    one = t.compute_loss(*columns, rollout.scores)
+    assert twin.compute_loss(*columns, rollout.scores).item() == one.item()
+
+
+def test_a_sampler_that_is_empty_is_a_sampler():
+    class Empty:
+        def __len__(self):
+            return 0
+
+        def __call__(self, queries, n, config, generator):
+            raise RuntimeError("asked")
+
+    with pytest.raises(RuntimeError, match="asked"):
+        world_trainer(sampler=Empty()).step(["a b"] * 8, words_a)
+
+
+def test_an_attribute_that_begins_like_a_hook_is_no_hook():
+    class Disk(Callback):
+        on_disk = True
+
+    world_trainer(callbacks=[Disk()]).train(["a b"] * 8, words_a, steps=1, progress=False)
+
+
+def test_an_error_of_the_evaluation_names_the_iteration():
+    class Breaks(RLHFTrainer):
+        def advance(self, metrics):
+            log = super().advance(metrics)
+            self.agent.value_head.weight.data[0, 0] = float("nan")
+            return log
+
+    t = world_trainer(Breaks, eval_every=1)
+    with pytest.raises(FloatingPointError, match="iteration 0"):
+        t.train(["a b"] * 8, words_a, progress=False, held_out=["a"])
+
+
+def test_an_evaluation_needs_prompts():
+    with pytest.raises(ValueError, match="no prompts to evaluate on"):
+        world_trainer().evaluate([], words_a)
+
+
+def test_what_makes_a_sampler_has_to_return_one():
+    with pytest.raises(TypeError, match="sampler is None"):
+        world_trainer().use_sampler(lambda agent, tokens: None)

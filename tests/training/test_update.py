@@ -185,7 +185,8 @@ def test_the_early_stop_beside_two_peers(minibatches):
 def test_without_targets_the_coefficients_stay():
     coefficients = Coefficients(RLHFConfig(beta=0.2, ent_coef=0.01))
     assert coefficients.adapt({"kl_to_reference": 50.0, "entropy": 9.0}) == {}
-    assert coefficients.state_dict() == {"beta": 0.2, "ent_coef": 0.01}
+    state = {"beta": 0.2, "ent_coef": 0.01, "ent_weight": None}
+    assert coefficients.state_dict() == state
 
 
 def test_a_kl_above_its_target_raises_beta():
