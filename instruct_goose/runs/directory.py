@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['MODEL_FILES', 'new_run_dir', 'claim_run_dir', 'require_unused', 'IsDataclass', 'SavedRun', 'DirectoryConfig',
            'open_run', 'has_begun', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts', 'RunLog',
-           'name_new_schedule', 'checked_log', 'truncate_log', 'TrainingJob', 'train_policy', 'logging_to',
+           'print_new_schedule', 'checked_log', 'truncate_log', 'TrainingJob', 'train_policy', 'logging_to',
            'save_last_whole_policy', 'in_run_directory', 'check_directory', 'print_worst_finding', 'input_digests',
-           'file_history', 'name_changed_files', 'model_digests', 'directory_digests']
+           'file_history', 'print_changed_files', 'model_digests', 'directory_digests']
 
 # %% ../../nbs/reference/runs/directory.ipynb #ed9beb72
 import hashlib
@@ -145,7 +145,7 @@ def open_run(
     track = getattr(config, "track", None)  # not every command has trackers
     if track:
         need_tracker(track)
-    out = Path(on_main_process(partial(_directory_of, config, name))).absolute()
+    out = Path(on_main_process(partial(_make_or_find_directory, config, name))).absolute()
     manager = CheckpointManager(
         out, settings_of(config) | more, config.steps, config.save_every, config.keep
     )
@@ -157,7 +157,7 @@ def open_run(
     return out, manager
 
 
-def _directory_of(config: DirectoryConfig, name: str) -> str:
+def _make_or_find_directory(config: DirectoryConfig, name: str) -> str:
     out = config.output_dir
     if out is None:
         return str(new_run_dir(name))
@@ -183,7 +183,7 @@ def _where_it_goes_on(checkpoint: Path | None, manager: CheckpointManager) -> st
 
 # %% ../../nbs/reference/runs/directory.ipynb #4d178bed
 def finished_run(config: DirectoryConfig) -> dict | None:  # its summary
-    """The run that is to be resumed, if there is nothing left to do.
+    """Return the summary of a finished run; None if there is something left to do.
 
     Raises ValueError if it had other settings, if a file of it cannot be used, and for more
     steps where it kept no state.
@@ -277,8 +277,7 @@ class RunLog(Callback[RLHFTrainer]):
     def resume(self, trainer: RLHFTrainer) -> None:
         """Go on where the stage was left: trainer and log as they were then.
 
-        A log that is ahead of its checkpoint is cut back; one without a checkpoint is kept
-        beside. Raises ValueError for a state that is not this trainer's, and for a log that is
+        Lines after the checkpoint are deleted; a log without a checkpoint is renamed and kept. Raises ValueError for a state that is not this trainer's, and for a log that is
         not the one that belongs to it.
         """
         state = self.stage.newest_state
@@ -293,15 +292,15 @@ class RunLog(Callback[RLHFTrainer]):
             if steps != trainer.config.steps:  # and goes on then, also if it was stopped early
                 trainer.stopped = None
                 on_main_process(
-                    partial(name_new_schedule, trainer.config, steps, trainer.iteration)
+                    partial(print_new_schedule, trainer.config, steps, trainer.iteration)
                 )
         if is_main_process():
             truncate_log(self.tokens, trainer.iteration)
             truncate_log(self.path, trainer.iteration)
 
 # %% ../../nbs/reference/runs/directory.ipynb #765e2911
-def name_new_schedule(config: RLHFConfig, steps: object, done: int) -> None:
-    "Print that a learning rate which falls over the run falls over a longer one from now on."
+def print_new_schedule(config: RLHFConfig, steps: object, done: int) -> None:
+    "Print that the schedule of the learning rate now ends at the new number of steps."
     if config.lr_schedule != "constant":
         print(
             f"{config.lr_schedule} learning rate: the first {done} iterations had that of a run of "
@@ -310,10 +309,9 @@ def name_new_schedule(config: RLHFConfig, steps: object, done: int) -> None:
 
 
 def checked_log(state: Mapping, path: Path) -> list[Metrics]:
-    """Read the log that belongs to a trainer's state, but for lines that are ahead.
+    """Read the lines of metrics.jsonl up to the checkpoint.
 
-    Raises ValueError for a state that ends elsewhere than its trainer, and for a file that is not
-    what was written.
+    Raises ValueError if their SHA-256 or the last line's iteration does not match the state.
     """
     log = state.get("log")
     lines = log.get("lines") if isinstance(log, Mapping) else None
@@ -491,7 +489,7 @@ def in_run_directory(
         path = out / "config.json"
         digests = input_digests(config)
         then = read_json(path, "the configuration of the run") if path.exists() else {}
-        name_changed_files(dict(then.get("files") or {}), digests)
+        print_changed_files(dict(then.get("files") or {}), digests)
         files = {"files": digests, "file_history": file_history(then, digests, manager)}
         settings: dict[str, Any] = dict(files)
         if isinstance(config, RLHFConfig):
@@ -587,7 +585,7 @@ def file_history(
     return [*history, {"from": start, "files": dict(digests)}]
 
 
-def name_changed_files(then: Mapping[str, str], now: Mapping[str, str]) -> None:
+def print_changed_files(then: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Print each file that is not what it was when the run began.
 
     Reward files and plug-ins may change, and the change is recorded in config.json.

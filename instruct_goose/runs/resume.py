@@ -82,9 +82,9 @@ class RunState(NamedTuple):
 
 # %% ../../nbs/guides/resume.ipynb #bdca922a
 class Reached(NamedTuple):
-    """Where a stage stands whose weights rest until its next update.
+    """A state that has not been copied yet.
 
-    No copy of its state is needed so far: `state` makes one.
+    It is valid until the next optimizer step; call `state()` to copy it.
     """
 
     place: Place
@@ -169,7 +169,7 @@ class CheckpointManager:
     # ---------------------------------------------------------------- it writes
 
     def leave(self) -> None:
-        "Give up, in a forked child, all that acts for the run, which is the parent's."
+        "In a forked child: drop handlers and locks, since only the parent writes the run."
         self.is_in_child = True
         self.signals.__exit__()
 
@@ -370,8 +370,8 @@ class Stage:
     def mark_reached(self, done: int, total: int, state: Callable[[], State]) -> None:
         """Note where the stage stands; `state` can be asked for until the next step.
 
-        So no step has to be copied that is not saved. Several processes have to copy: one that
-        breaks off cannot ask the others for their shards.
+        This avoids a copy at each step. With several processes it does nothing: a process that is
+        interrupted cannot gather the others' shards, so `after_step` copies each time.
         """
         if world_size() == 1:
             self.manager.reached = Reached(Place(self.name, done, total), state)
@@ -383,10 +383,9 @@ class Stage:
 
         A stage that ends early says so with `is_last`, and is saved.
 
-        `state` is asked for by all processes, where each has a shard of it; where the stage has
-        said with `mark_reached` where it is, only if it is to be saved. Raises KeyboardInterrupt
-        if a signal has come that somebody has swallowed, OSError if the checkpoint cannot be
-        written.
+        `state()` is called in every process, since under FSDP it is collective: at every step, or
+        after `mark_reached` only when a checkpoint is due. Raises KeyboardInterrupt for a signal
+        whose exception other code has caught, OSError if the checkpoint cannot be written.
         """
         manager = self.manager
         due = (
@@ -427,8 +426,8 @@ _fork = _Fork()
 class SignalWatch:
     """Turns signals that would end the process into exceptions, inside `with`.
 
-    The first signal is raised, once, and the others are not: what is saved because of it is saved
-    whole. Signals that are ignored, or that somebody else has claimed, are left alone. Python
+    Only the first signal is raised. Later ones are ignored, so that they cannot interrupt the
+    checkpoint that it causes. Signals that are ignored, or that somebody else has claimed, are left alone. Python
     allows this in the main thread only; elsewhere nothing is watched.
     """
 
@@ -460,8 +459,8 @@ class SignalWatch:
     def receive(self, number: int, frame: object) -> None:
         """Handle a signal: the first one is raised, see `check`, and later ones are not.
 
-        One that could not be raised yet, since a step was being made or a child forked, is raised
-        by the next one.
+        A signal that came inside `delayed` or during a fork is raised when the next signal comes,
+        or by `check`.
         """
         if self.received is None:
             self.received = number
@@ -502,7 +501,7 @@ def _watched_signals() -> set[int]:
 
 
 def _hold_signals() -> None:
-    "Before a fork: the signals of a run wait until parent and child know which of them they are."
+    "Before a fork: block the run's signals until parent and child know which of them they are."
     if _at_work:
         _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         signal.pthread_sigmask(signal.SIG_BLOCK, _watched_signals())
@@ -518,7 +517,7 @@ def _release_signals() -> None:
 
 # %% ../../nbs/guides/resume.ipynb #4c42abcf
 def _leave_runs() -> None:
-    """In a forked child: nothing of it acts as the run that its parent is in.
+    """In a forked child: drop the run's handlers, locks and managers; only the parent writes.
 
     A reward's pool or its worker may be terminated, may fail, may outlive the parent: it writes
     no checkpoint, removes nothing, holds no lock, and dies of a signal as any process does, also
