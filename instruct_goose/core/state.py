@@ -387,9 +387,9 @@ class Stateful(Protocol):
 class StageStore(Protocol):
     """Where one stage of a run keeps its state, and finds it again.
 
-    The loop of a stage begins at `newest_state`, moves weights inside `uninterrupted_step`, and tells after
-    each step how far it is; the store decides when a copy is due. `runs.resume` has one on the
-    disk.
+    The loop of a stage begins at `newest_state`, moves weights inside `uninterrupted_step`, and
+    tells after each step how far it is; the store decides when a copy is due. `runs.resume` has one
+    on the disk.
     """
 
     @property

@@ -431,7 +431,7 @@ class Assertion(ast.NodeTransformer):
 
 # %% ../../nbs/guides/verifiers.ipynb #48dba3bf
 def is_output(node: ast.AST, imported: set[str]) -> bool:
-    "Whether an expression is a name that is neither a builtin nor a module, or is reached from one."
+    "Is this a name that is neither a builtin nor a module, or reached from one?"
     reached_from = None
     while isinstance(node, ast.Call | ast.Attribute | ast.Subscript):
         reached_from = node

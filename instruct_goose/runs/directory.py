@@ -277,8 +277,9 @@ class RunLog(Callback[RLHFTrainer]):
     def resume(self, trainer: RLHFTrainer) -> None:
         """Go on where the stage was left: trainer and log as they were then.
 
-        Lines after the checkpoint are deleted; a log without a checkpoint is renamed and kept. Raises ValueError for a state that is not this trainer's, and for a log that is
-        not the one that belongs to it.
+        Lines after the checkpoint are deleted; a log without a checkpoint is renamed and kept.
+        Raises ValueError for a state that is not this trainer's, and for a log that is not the one
+        that belongs to it.
         """
         state = self.stage.newest_state
         if state is not None:

@@ -427,8 +427,8 @@ class SignalWatch:
     """Turns signals that would end the process into exceptions, inside `with`.
 
     Only the first signal is raised. Later ones are ignored, so that they cannot interrupt the
-    checkpoint that it causes. Signals that are ignored, or that somebody else has claimed, are left alone. Python
-    allows this in the main thread only; elsewhere nothing is watched.
+    checkpoint that it causes. Signals that are ignored, or that somebody else has claimed, are left
+    alone. Python allows this in the main thread only; elsewhere nothing is watched.
     """
 
     def __init__(self):

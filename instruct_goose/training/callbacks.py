@@ -42,8 +42,8 @@ class Callback(Generic[Trainer]):
     def on_score(self, trainer: Trainer, rollout: Rollout, /) -> None:
         """Called when the responses are scored: `rollout.scores` is there, (B,).
 
-        Groups that dynamic sampling replaces or drops have gone. `reward_clip` and the penalties for
-        cut and long responses have acted on the scores; a KL and a reward scale have not.
+        Groups that dynamic sampling replaces or drops have gone. `reward_clip` and the penalties
+        for cut and long responses have acted on the scores; a KL and a reward scale have not.
         """
 
     def on_annotate(self, trainer: Trainer, annotations: Annotations, /) -> None:
@@ -150,9 +150,10 @@ def tell_rollout(
 class Phases(Generic[Trainer]):
     """Time the phases of an iteration, read their checks, and tell the callbacks.
 
-    `after.rollout(self.rollout(prompts))` is a phase in one line of `RLHFTrainer.step`: the argument
-    runs the phase, and the method ends it and returns its result. `seconds` has the time of each phase, without that of the callbacks. A check
-    of numbers on a GPU that has failed raises its error at the end of its phase.
+    `after.rollout(self.rollout(prompts))` is a phase in one line of `RLHFTrainer.step`: the
+    argument runs the phase, and the method ends it and returns its result. `seconds` has the time
+    of each phase, without that of the callbacks. A check of numbers on a GPU that has failed raises
+    its error at the end of its phase.
     """
 
     def __init__(

@@ -535,8 +535,8 @@ def require_new_names(metrics: Metrics, update_log: Metrics) -> None:
     for name in update_log:
         if name in metrics:
             raise ValueError(
-                f"the loss returns a part with the name {name!r}, which is a metric of the library: "
-                "give the part another name"
+                f"the loss returns a part with the name {name!r}, which is a metric of the "
+                "library: give the part another name"
             )
 
 
@@ -558,8 +558,8 @@ def update_metrics(
 ) -> Metrics:
     """Average each number over the optimizer steps that log it.
 
-    Of `ratio_max` the largest is taken. `coverage_error` is 0 where each epoch takes each token once,
-    with its advantage.
+    Of `ratio_max` the largest is taken. `coverage_error` is 0 where each epoch takes each token
+    once, with its advantage.
     """
     logged: dict[str, list[Tensor]] = {}
     for log in logs:

@@ -102,7 +102,7 @@ class LossNotRecorded(UserWarning):
 
 
 def negative_gradients(loss: LossFn, new: Evaluation, experience: Experience) -> dict[str, Tensor]:
-    """Compute −∂L/∂x at log π (`negative_gradient`) and at V (`negative_value_gradient`), (B, T) each.
+    """Compute `negative_gradient`, −∂L/∂log π, and `negative_value_gradient`, −∂L/∂V, (B, T).
 
     A loss of one's own may need more than these rows, whole groups for example. What it raises
     then is a LossNotRecorded warning, and there are no gradients.
@@ -167,8 +167,9 @@ def record_tokens(
     """Record what an iteration knew of a few responses, token by token, for JSON.
 
     Each response has its prompt, score, tokens, and of each token the columns of `token_columns`,
-    among them `clipped`; `from_environment` says which tokens the policy did not write. Numbers have four digits.
-    The random generators stay as they are. Raises ValueError for an experience without scores.
+    among them `clipped`; `from_environment` says which tokens the policy did not write. Numbers
+    have four digits. The random generators stay as they are. Raises ValueError for an experience
+    without scores.
     """
     config = trainer.config
     tokenizer = trainer.tokenizer
@@ -215,10 +216,10 @@ def response_notes(
 ) -> list[dict]:
     """Note what the doctor needs of each response beside its tokens.
 
-    Whether its text is that of its ids (`same_text`) and its scores have places (`has_token_scores`); the
-    total rewards of its `group`, how many prompts that has (`group_prompts`), and the total reward
-    of the greedy response (`baseline`); the place of its first `end` token; the data's other
-    `columns`, as short texts.
+    Whether its text is that of its ids (`same_text`) and its scores have places
+    (`has_token_scores`); the total rewards of its `group`, how many prompts that has
+    (`group_prompts`), and the total reward of the greedy response (`baseline`); the place of its
+    first `end` token; the data's other `columns`, as short texts.
     """
     texts = None
     if tokenizer is not None and experience.texts:

@@ -236,8 +236,8 @@ class RLHFTrainer:
         """Score the responses, R(q, r); for advantage="greedy" also one greedy response a prompt.
 
         Returns a copy of the rollout with its scores, (B,), some of its groups replaced or dropped
-        if the settings say so. Raises RewardError for a reward function that fails or returns no scores,
-        TimeoutError for one that takes longer than reward_timeout.
+        if the settings say so. Raises RewardError for a reward function that fails or returns no
+        scores, TimeoutError for one that takes longer than reward_timeout.
         """
         config = self.config
         ask_rewards = partial(self.ask_rewards, reward_fn=reward_fn)
@@ -623,7 +623,10 @@ class RLHFTrainer:
             prompts, self.tokens, self.max_prompt_length, self.config.long_rows
         )
 
-    def is_short_enough(self, prompt: Any) -> bool:
+    def is_short_enough(
+        self,
+        prompt: Any,  # a text, messages, token ids, or a row with one
+    ) -> bool:
         "Is this prompt of a stream kept, and not dropped by long_rows?"
         return is_short_enough(prompt, self.tokens, self.max_prompt_length, self.config.long_rows)
 

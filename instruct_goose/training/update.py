@@ -250,8 +250,8 @@ def backward(
     for name, part in parts.items():
         if torch.is_tensor(part) and part.numel() != 1:
             raise TypeError(
-                f"the loss's part {name!r} has the shape {tuple(part.shape)}, and the log takes one "
-                "number: return its mean or its sum"
+                f"the loss's part {name!r} has the shape {tuple(part.shape)}, and the log takes "
+                "one number: return its mean or its sum"
             )
 
     def not_finite() -> FloatingPointError:

@@ -157,6 +157,8 @@ MAY_BE_ANY = {
         rollouts.environments.prompt_row(prompt)
         rollouts.prompts.drop_long_prompts(prompts) rollouts.prompts.is_short_enough(prompt)
         training.trainer.RLHFTrainer.is_short_enough(prompt) training.trainer.RLHFTrainer.prompts_that_fit(prompts)""",
+    "what a program under test has made: any value": """
+        rollouts.verifiers.value_from(data) rollouts.verifiers.CodeTest.passes(answer)""",
     "objects of libraries that have no types, or are not installed": """
         compat.trl.config_from_args(args) compat.trl.dpo_from_trl(args)
         compat.trl.sft_from_trl(args) compat.trl.reward_model_from_trl(args)
