@@ -218,9 +218,10 @@ def test_steps_that_are_rounded_away_are_told_before_the_first(make):
             (Agent(tiny().bfloat16().requires_grad_(False)), 1e-5),
         ):
             make(model, lr)
+        policy = Agent(tiny().bfloat16())
         RLHFTrainer(
-            Agent(tiny().bfloat16()),
+            policy,
             config=RLHFConfig(device="cpu", lr=1e-5, advantage="return"),
             tokenizer=TOKENIZER,
-            optimizer=torch.optim.SGD(model.parameters(), 1e-5),
+            optimizer=torch.optim.SGD(policy.parameters(), 1e-5),
         )  # who knows what it keeps

@@ -420,7 +420,8 @@ def test_ids_and_masks_of_a_rollout_are_kept_on_the_cpu(gpu):
     assert same(r) and same(r[[3, 1]]) and same(r[torch.tensor([2, 0])]) and same(r[1:4][[2]])
     assert torch.equal(r.at_sampled(r.response_ids), r.response_ids[r.mask])
     r.mask[0, 1:] = False
-    trainer.advantages(trainer.score(r, reward))
+    r = trainer.score(r, reward)
+    trainer.advantages(r)
     r.mask[2, 1:] = False
     experience = trainer.advantages(r)
     assert same(r) and same(experience)

@@ -21,14 +21,10 @@ def test_a_file_of_our_metrics_alone_is_ours(tmp_path):
     assert examined.metrics == OURS
 
 
-def test_a_file_of_trl_is_not_ours(tmp_path):
-    history = [
-        {"step": i + 1, "loss": 0.0, "reward": 0.5, "reward_std": 0.5, "kl": 0.0} for i in range(4)
-    ]
+def test_a_file_of_another_library_is_not_ours(tmp_path):
     path = tmp_path / "trainer_state.json"
-    path.write_text(json.dumps({"log_history": history, "global_step": 4}), encoding="utf-8")
+    path.write_text(json.dumps({"log_history": [{"step": 1, "loss": 0.0}]}), encoding="utf-8")
     assert not has_own_lines(path)
-    assert [row["reward_mean"] for row in examine(path).metrics] == [0.5] * 4
 
 
 def test_a_text_without_numbers_is_refused(tmp_path):
@@ -39,5 +35,5 @@ def test_a_text_without_numbers_is_refused(tmp_path):
 
 
 def test_curves_are_points_by_iteration():
-    curves = main_curves(OURS)
-    assert curves["reward_mean"] == [(row["iteration"], row["reward_mean"]) for row in OURS]
+    points = [(row["iteration"], row["reward_mean"]) for row in OURS]
+    assert points in main_curves(OURS).values()

@@ -43,7 +43,7 @@ WRONG = {  # what is changed in the answer, and how the verdict begins
         (" and m[t + 1]", "", "bootstrap: row 2"),
     ],
     "my_gae": [
-        ("gamma * lam * advantage", "lam * advantage", "fading: surprises fade by γλ, not by λ"),
+        ("gamma * lam * advantage", "lam * advantage", "fading: TD errors fade by γλ, not by λ"),
         ("if not m[t]: continue", "", "padding: right but"),
     ],
     "my_objective": [
