@@ -9,6 +9,7 @@ __all__ = ['FIRST_BATCH_STREAM', 'SampledAhead', 'BackgroundSampler', 'copy_weig
 import copy
 import queue
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from instruct_goose.rollouts.sampler import (
     Sampler,
     sync_weights,
 )
+from .callbacks import Callback
 from .experience import Experience
 from .metrics import Metrics
 from .trainer import RLHFTrainer, steps_left
@@ -191,6 +193,13 @@ class AsyncTrainer(RLHFTrainer):
             raise TypeError(
                 "AsyncTrainer reads its prompts twice, in the thread and here: pass a list"
             )
+        for callback in self.callbacks:
+            if type(callback).on_rollout is not Callback.on_rollout:
+                warnings.warn(
+                    f"{type(callback).__name__}.on_rollout is called when the scores are on their "
+                    "way already: what it changes is learnt from, and not scored",
+                    stacklevel=2,
+                )
         steps = steps_left(self.config, self.iteration, steps)
         fitting = self.prompts_that_fit(prompts)
         self.background = BackgroundSampler(

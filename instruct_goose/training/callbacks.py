@@ -170,7 +170,7 @@ class Phases(Generic[Trainer]):
 
         Returns the rollout. Raises what a deferred check or a callback raises.
         """
-        self._end("rollout", rollout, lambda c: None)
+        self._stop_clock("rollout")
         tell_rollout(self.trainer, self.callbacks, rollout)
         self.start = time.perf_counter()
         return rollout
@@ -212,11 +212,15 @@ class Phases(Generic[Trainer]):
 
         The time that the callbacks take belongs to no phase.
         """
-        self.checks.read()
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        self.seconds[phase] = time.perf_counter() - self.start
+        self._stop_clock(phase)
         for callback in self.callbacks:
             tell(callback)
         self.start = time.perf_counter()
         return result
+
+    def _stop_clock(self, phase: str) -> None:
+        "Read the checks of a phase, and note its time."
+        self.checks.read()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self.seconds[phase] = time.perf_counter() - self.start

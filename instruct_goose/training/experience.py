@@ -432,7 +432,7 @@ def make_experience(
         token_scores,
     )
     raw, returns = raw_advantages(rollout, rewards, annotations.values, annotations.entropy, config)
-    advantages = raw
+    advantages = raw.clone()  # a callback may change them in place
     if config.whiten_advantages and rollout.on_host.mask.sum() > 1:
         advantages = whiten(raw, rollout.mask)
     require_finite(rollout, {"rewards": rewards, "returns": returns, "advantages": advantages})

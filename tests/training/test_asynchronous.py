@@ -147,3 +147,14 @@ def test_a_stream_and_a_sampler_that_is_made_already_are_refused():
             tokenizer=TOKENIZER,
             sampler=lambda queries, n, config, generator: None,
         )
+
+
+def test_a_callback_that_changes_rollouts_is_told_that_they_are_scored_already():
+    class Rewrites(Callback):
+        def on_rollout(self, trainer, rollout):
+            rollout.texts = ["w1"] * len(rollout)
+
+    trainer = async_trainer(1)
+    trainer.callbacks = [Rewrites()]
+    with pytest.warns(UserWarning, match="Rewrites.on_rollout is called when the scores"):
+        trainer.train(ROWS, reward, steps=1, progress=False)

@@ -1051,3 +1051,15 @@ def test_an_evaluation_needs_prompts():
 def test_what_makes_a_sampler_has_to_return_one():
     with pytest.raises(TypeError, match="sampler is None"):
         world_trainer().use_sampler(lambda agent, tokens: None)
+
+
+def test_advantages_that_a_callback_changes_in_place_leave_the_raw_ones():
+    class Doubles(Callback):
+        def on_advantages(self, trainer, experience):
+            experience.advantages *= 2
+
+    settings = dict(advantage="group_mean", group_size=4, seed=3)
+    plain = world_trainer(**settings).step(["a b"] * 2, words_a)
+    doubled = world_trainer(callbacks=[Doubles()], **settings).step(["a b"] * 2, words_a)
+    assert doubled["advantage_std"] == plain["advantage_std"] > 0
+    assert doubled["grad_norm"] > 1.5 * plain["grad_norm"]
