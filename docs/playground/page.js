@@ -146,7 +146,13 @@ async function inTime(answer) {
   } finally { clearTimeout(clock) }
 }
 
+const WITHOUT_PYTHON = "This build of the site has no Python for the browser, so that an edited loss cannot be trained here. Download it as a notebook."
+
 async function trainWith(texts) {
+  if (!HAS_PYTHON) {
+    at("built-in").hidden = true
+    return editor.say(WITHOUT_PYTHON)
+  }
   editor.say(files ? "Your loss is being loaded" : "Python is loading: 7 MB, once")
   await stop()
   try { await ask("python", { files: await loadFiles() }) } catch (error) {
@@ -388,6 +394,8 @@ async function begin() {
   await startWorker()
   await reset()
   await editor.begin(address)
+  at("train").disabled = !HAS_PYTHON
+  if (!HAS_PYTHON) editor.say(WITHOUT_PYTHON)
   if (address.iterations) await script(address.iterations)
 }
 
