@@ -28,7 +28,12 @@ DIFFERENT = {  # (lesson, cell): why it gives other numbers than torch
     (10, "02c29e99"): "its check is of a float32 number that is given as Python's float",
 }
 SECONDS = 10  # that a cell may take on its page
-LONGER = {(10, "de4a69de"): 60}  # cells that train, and what these may take
+LONGER = {  # (lesson, cell): what a cell may take that computes more than others
+    (1, "bb070902"): 30,
+    (1, "b571f268"): 30,
+    (4, "3e3d4700"): 30,
+    (10, "de4a69de"): 60,
+}
 NOT_ON_A_PAGE = ("nbdev", "os", "subprocess", "torch.utils")  # what a page has nothing like
 
 PARTS = {  # modules that need more than a page has, and the functions that do not

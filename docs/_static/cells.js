@@ -33,7 +33,12 @@
     }
   }
 
-  const unpack = async text => new Response(new Blob([Uint8Array.from(atob(text), c => c.charCodeAt())]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer()
+  const bytesOf = text => {  // a loop: Uint8Array.from takes a second for Python
+    const letters = atob(text), bytes = new Uint8Array(letters.length)
+    for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i)
+    return bytes
+  }
+  const unpack = async text => new Response(new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer()
   const script = name => new Promise((done, failed) => document.head.append(make("script", {src: `${root}_static/${name}`, onload: done, onerror: failed})))
   const load = () => files ??= Promise.all([typeof PYTHON === "undefined" ? script("python.js") : 0, script("page_files.js")])
     .then(async () => Object.fromEntries(await Promise.all(Object.entries({...PYTHON, "page_files.json": PAGE_FILES}).map(async ([name, text]) => [name, await unpack(text)]))))
@@ -63,7 +68,7 @@
       if (busy !== turn) return
       if (said.begins) {
         const seconds = cells[said.begins]?.seconds ?? SECONDS
-        const words = seconds > SECONDS ? `running: this trains, for up to ${seconds} seconds` : "running"
+        const words = seconds > SECONDS ? `running: this cell may take up to ${seconds} seconds` : "running"
         clearTimeout(clock)
         clock = setTimeout(() => end("stopped", `stopped after ${seconds} seconds. A phone may be too slow for this cell`, true), 1000 * seconds)
         at.state("running", said.begins === cell.id ? words : words.replace("running", "running what this cell needs"))
