@@ -62,7 +62,7 @@ def same_numbers(a, b, rel=1e-6):
     for x, y in zip(a, b, strict=True):
         assert x.keys() == y.keys()
         for name in x:
-            if "second" in name or name in ("weights_moved", "weight_step", "moment_norm"):
+            if "second" in name or name in ("weights_moved", "weight_change_rms", "moment_norm"):
                 continue
             assert x[name] == y[name] or x[name] == pytest.approx(
                 y[name], rel=rel, abs=rel / 100
