@@ -391,8 +391,8 @@ def train_policy(
 
     Returns the metrics of all iterations, those of an earlier process among them. With keep_best
     the run ends with the best policy, `trainer.best_policy`. `trainer.stop_reason` says why the
-    run ended early. After Ctrl-C, which is raised again, policy/ holds the model of the last whole iteration.
-    Raises ValueError as `RunLog.resume`, and what `train` raises.
+    run ended early. After Ctrl-C, which is raised again, policy/ holds the model of the last whole
+    iteration. Raises ValueError as `RunLog.resume`, and what `train` raises.
     """
     out = Path(out).absolute()  # a reward may change the working directory
     log = RunLog(out, stage)
