@@ -115,6 +115,8 @@ def test_a_loop_without_an_end_is_stopped_and_the_next_run_begins_anew(one):
     tab.ask("window.impatient = false")
     first.edit("while True: pass", "ex = running_example()\nprint('again')")
     assert "again" in first.run()
+    bar = tab.ask("document.querySelector('.edited-cells').getBoundingClientRect().bottom")
+    assert bar <= tab.ask("innerHeight")  # it stays in sight
     assert tab.ask("document.documentElement.scrollWidth") <= 390
 
 
