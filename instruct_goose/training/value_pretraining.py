@@ -59,7 +59,7 @@ def pretrain_values(
     reward_fn: Rewards,
     *,
     iterations: int,  # how often the policy writes batch_size responses
-    lr: float | None = None,  # of the critic; None: the trainer's
+    lr: float | None = None,  # of the critic; None: value_lr, or lr
 ) -> list[dict[str, float]]:  # of each iteration: value_loss and explained_variance, before it
     """Train the critic on the returns of the policy as it is. The policy does not change.
 
@@ -74,7 +74,9 @@ def pretrain_values(
         raise ValueError(f"advantage={config.advantage!r} learns no values: set advantage='gae'")
     require_one_process("pretrain_values")
     parameters = critic_parameters(trainer.agent)
-    optimizer = torch.optim.AdamW(parameters, lr=lr or config.lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        parameters, lr=lr or config.value_lr or config.lr, weight_decay=0.0
+    )
     order = PromptOrder(config.seed)
     order.open(prompts)
     shuffling = generator(config.seed, 1)
