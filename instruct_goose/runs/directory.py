@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['MODEL_FILES', 'new_run_dir', 'claim_run_dir', 'require_unused', 'IsDataclass', 'SavedRun', 'DirectoryConfig',
-           'open_run', 'has_begun', 'finished_run', 'settings_of', 'check_same_run', 'saving_conflicts', 'RunLog',
-           'print_new_schedule', 'checked_log', 'truncate_log', 'TrainingJob', 'train_policy', 'logging_to',
-           'save_last_whole_policy', 'in_run_directory', 'check_directory', 'print_worst_finding', 'input_digests',
-           'file_history', 'print_changed_files', 'model_digests', 'directory_digests']
+           'OptionalSettings', 'optional_settings', 'open_run', 'has_begun', 'finished_run', 'settings_of',
+           'check_same_run', 'saving_conflicts', 'RunLog', 'print_new_schedule', 'checked_log', 'truncate_log',
+           'TrainingJob', 'train_policy', 'logging_to', 'save_last_whole_policy', 'in_run_directory', 'check_directory',
+           'print_worst_finding', 'input_digests', 'file_history', 'print_changed_files', 'model_digests',
+           'directory_digests']
 
 # %% ../../nbs/reference/runs/directory.ipynb #ed9beb72
 import hashlib
@@ -130,6 +131,27 @@ class DirectoryConfig(IsDataclass, SavedRun, Protocol):
     keep: int  # checkpoints that stay
     seed: int
 
+# %% ../../nbs/reference/runs/directory.ipynb #3afdc937
+class OptionalSettings(NamedTuple):
+    """Settings that a run directory reads where a command has them, with what counts elsewhere."""
+
+    model: str | None = None  # that the run starts from; its files are fingerprinted
+    reward: Sequence[str] = ()  # FILE.py:FUNCTION, module:function, or a reward model's directory
+    trainer: str | None = None  # FILE.py:Class or module:Class
+    plugin: Sequence[str] = ()  # Python files
+    threads: int | None = None  # torch threads; None: as many as there are
+    track: str | None = None  # a key of TRACKERS
+    to_go_on: str | None = None  # how a user goes on, in words; None: by the command's flags
+
+
+def optional_settings(config: object) -> OptionalSettings:
+    "Read the OptionalSettings that these settings have."
+    present = {}
+    for name in OptionalSettings._fields:
+        if hasattr(config, name):
+            present[name] = getattr(config, name)
+    return OptionalSettings(**present)
+
 # %% ../../nbs/reference/runs/directory.ipynb #ad433f60
 def open_run(
     config: DirectoryConfig,
@@ -142,14 +164,14 @@ def open_run(
     else, ValueError for a run with other settings, damaged files, or a tracker that is not
     installed.
     """
-    track = getattr(config, "track", None)  # not every command has trackers
-    if track:
-        need_tracker(track)
+    optional = optional_settings(config)
+    if optional.track:
+        need_tracker(optional.track)
     out = Path(on_main_process(partial(_make_or_find_directory, config, name))).absolute()
     manager = CheckpointManager(
         out, settings_of(config) | more, config.steps, config.save_every, config.keep
     )
-    manager.to_go_on = getattr(config, "to_go_on", None)
+    manager.to_go_on = optional.to_go_on
     if config.resume:
         checkpoint = manager.resume()
         if is_main_process():
@@ -481,7 +503,7 @@ def in_run_directory(
         return summary
     identity = on_main_process(partial(model_digests, config))
     out, manager = open_run(config, name, **(known or {}), **identity)
-    threads = getattr(config, "threads", None)  # not every command sets them
+    threads = optional_settings(config).threads
     with (
         torch_threads(threads) if threads else nullcontext(),
         torch.random.fork_rng(devices=[]),
@@ -519,7 +541,7 @@ def check_directory(config: DirectoryConfig, known: Mapping[str, Any]) -> None:
     if finished_run(config) is not None:
         return
     identity = {**known, **model_digests(config)}
-    track = getattr(config, "track", None)  # not every command has trackers
+    track = optional_settings(config).track
     if track:
         need_tracker(track)
     out = config.output_dir
@@ -557,9 +579,12 @@ def input_digests(config: object) -> dict[str, str]:  # SHA-256 by name
 
     SHA-256 by the name that the command was given; of a module that of its file.
     """
-    places = {name: Path(name) for name in getattr(config, "plugin", ())}
-    trainer = getattr(config, "trainer", None)
-    for named in [*getattr(config, "reward", ()), *([trainer] if trainer else [])]:
+    optional = optional_settings(config)
+    places = {name: Path(name) for name in optional.plugin}
+    code_of_a_user = list(optional.reward)
+    if optional.trainer:
+        code_of_a_user.append(optional.trainer)
+    for named in code_of_a_user:
         name, _, _ = named.rpartition(":")
         module_file = getattr(sys.modules.get(name), "__file__", None)
         places[name] = Path(module_file or name)
@@ -611,11 +636,11 @@ def model_digests(config: object) -> dict[str, str]:  # SHA-256, by words that s
     Hub or of a package is known by its name alone.
     """
     digests = {}
-    model = getattr(config, "model", None)
-    if model is not None:
-        for name, digest in directory_digests(find_model(model)).items():
+    optional = optional_settings(config)
+    if optional.model is not None:
+        for name, digest in directory_digests(find_model(optional.model)).items():
             digests[f"SHA-256 of the model's {name}"] = digest
-    for reward in getattr(config, "reward", ()):
+    for reward in optional.reward:
         if Path(reward).is_dir():
             for name, digest in directory_digests(find_model(reward, "reward")).items():
                 digests[f"SHA-256 of the reward {reward}/{name}"] = digest

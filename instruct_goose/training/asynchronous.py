@@ -44,7 +44,7 @@ class SampledAhead(NamedTuple):
     rollout: Rollout
     scored: Future  # a copy of the rollout with scores
 
-
+# %% ../../nbs/guides/asynchronous.ipynb #0c83e7ae
 class BackgroundSampler:
     """A thread that writes the batches of a training, in their order.
 
@@ -144,7 +144,7 @@ class BackgroundSampler:
         scored = self.scoring.submit(trainer.ask_rewards, rollout, self.reward_fn)
         return SampledAhead(rollout, scored)
 
-
+# %% ../../nbs/guides/asynchronous.ipynb #17515dd6
 def copy_weights(agent: Agent) -> dict[str, Tensor]:
     "Copy the weights of a policy, by name."
     return {name: x.detach().clone() for name, x in agent.state_dict().items()}
@@ -234,7 +234,7 @@ class AsyncTrainer(RLHFTrainer):
             self.background.publish(self.agent, self.iteration + 1)
         return log
 
-
+# %% ../../nbs/guides/asynchronous.ipynb #3c205337
 def require_async(config: RLHFConfig, max_staleness: int) -> None:
     """Check that a run can be asynchronous.
 

@@ -126,7 +126,7 @@ def check_callbacks(callbacks: Sequence[object], function: object) -> None:
         )
     callback_parts(callbacks)
 
-
+# %% ../../nbs/reference/training/callbacks.ipynb #7da97057
 def callback_parts(callbacks: Sequence[object]) -> dict[str, Stateful]:
     """Collect the callbacks with a state, under the names that they have in a checkpoint.
 
@@ -176,7 +176,7 @@ def call_hooks(
 
     run_and_gather(call_all)
 
-
+# %% ../../nbs/reference/training/callbacks.ipynb #76bb798b
 def tell_rollout(
     trainer: Trainer, callbacks: Sequence[Callback[Trainer]], rollout: Rollout
 ) -> None:
@@ -190,7 +190,7 @@ def tell_rollout(
     if listening and rollout.host_copy is not None:
         rollout.to_(rollout.response_ids.device)
 
-
+# %% ../../nbs/reference/training/callbacks.ipynb #e361ab1b
 class Phases(Generic[Trainer]):
     """Time the phases of an iteration, read their checks, and tell the callbacks.
 

@@ -52,7 +52,7 @@ from instruct_goose.rollouts.sampler import (
 
 # %% ../../nbs/reference/training/experience.ipynb #614efb81
 class Annotations(NamedTuple):
-    """What the models say of each sampled token of a rollout.
+    """What the models say of each sampled token of a rollout. No person's labels are meant.
 
     (B, T) each, in nats but for the values, without gradient, 0 at padding and at tokens that
     others wrote. The rows need not be scored.

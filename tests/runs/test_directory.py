@@ -22,13 +22,29 @@ from instruct_goose.recipes.training import RunSettings, train_in
 from instruct_goose.rollouts.rewards import RewardError
 from instruct_goose.runs import directory as runs
 from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
-from instruct_goose.runs.directory import claim_run_dir, in_run_directory, new_run_dir
+from instruct_goose.runs.directory import (
+    OptionalSettings,
+    claim_run_dir,
+    in_run_directory,
+    new_run_dir,
+    optional_settings,
+)
 from instruct_goose.runs.resume import Terminated
 from instruct_goose.training.callbacks import Callback
 
 
 def make_some(root):
     return [str(new_run_dir("run", root)) for _ in range(20)]
+
+
+def test_settings_that_a_command_lacks_count_as_unset():
+    class Few:
+        track = "wandb"
+        reward = ("mine.py:score",)
+        seed = 3  # no optional one
+
+    assert optional_settings(Few()) == OptionalSettings(track="wandb", reward=("mine.py:score",))
+    assert optional_settings(object()) == OptionalSettings(None, (), None, (), None, None, None)
 
 
 def test_new_run_dirs_differ_when_several_processes_ask_at_once(tmp_path):
