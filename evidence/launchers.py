@@ -64,6 +64,7 @@ def command_of(launcher, folder, algorithm, *flags):
 
 def start(launcher, folder, algorithm, *flags):
     "Run the job to its end; returns the exit status, and what it printed."
+    folder.parent.mkdir(parents=True, exist_ok=True)
     kept = {k: x for k, x in os.environ.items() if not k.startswith(("ACCELERATE", "FSDP"))}
     environment = kept | {
         "OMP_NUM_THREADS": "1",
