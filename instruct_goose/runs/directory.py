@@ -553,13 +553,16 @@ def print_worst_finding(out: Path, settings: Mapping) -> None:
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c68
 def input_digests(config: object) -> dict[str, str]:  # SHA-256 by name
-    """Fingerprint the plug-ins, and the files of rewards and of a trainer, of a run.
+    """Fingerprint the plug-ins, and the files of rewards, trainer and environment, of a run.
 
     SHA-256 by the name that the command was given; of a module that of its file.
     """
     places = {name: Path(name) for name in getattr(config, "plugin", ())}
-    trainer = getattr(config, "trainer", None)
-    for named in [*getattr(config, "reward", ()), *([trainer] if trainer else [])]:
+    all_named = [*getattr(config, "reward", ())]
+    for setting in ("trainer", "environment"):
+        if getattr(config, setting, None) is not None:
+            all_named.append(getattr(config, setting))
+    for named in all_named:
         name, _, _ = named.rpartition(":")
         module_file = getattr(sys.modules.get(name), "__file__", None)
         places[name] = Path(module_file or name)
