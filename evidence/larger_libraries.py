@@ -34,6 +34,7 @@ from instruct_goose.compat.exports import (
     verl_command,
     write_verl_rows,
 )
+from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.objective.group import PRESETS
 
 root = Path(__file__).parents[1]
@@ -41,7 +42,7 @@ RECORD = root / "evidence/larger_libraries.json"
 PACKAGES = ("verl", "openrlhf", "hydra-core", "tensordict", "torch", "ray")
 REWARDS = "def right(completions, answer):\n    return [float(c.strip() == a) for c, a in zip(completions, answer)]\n"
 SAMPLES = [("7", "7", 1.0), (" 7 ", "7", 1.0), ("8", "7", 0.0), ("", "7", 0.0)]  # answer, right one
-SECTIONS = ("actor_rollout_ref.actor", "actor_rollout_ref.rollout", "critic", "algorithm", "reward")
+SECTIONS = ("actor_rollout_ref.actor", "actor_rollout_ref.rollout", "critic", "algorithm")
 
 
 def settings_of(preset):
@@ -156,7 +157,7 @@ def row_of(right):
 
 
 def write_files(folder):
-    "The reward as its author wrote it, the two files that hand it over, and the rows."
+    "The reward as its author wrote it, the two files that hand it over, a tiny model, and the rows."
     (folder / "rewards.py").write_text(REWARDS)
     head = f"import sys\nsys.path.insert(0, {str(folder)!r})\nfrom rewards import right\n"
     (folder / "for_verl.py").write_text(
@@ -166,13 +167,16 @@ def write_files(folder):
         f"{head}from instruct_goose.compat.exports import openrlhf_reward\n"
         'reward_func = openrlhf_reward(right, ends=("</s>",))\n'
     )
+    model, tokenizer = tiny_smollm("3 + 4 7 8".split())
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
     write_verl_rows([row_of(right) for _, right, _ in SAMPLES], folder / "rows.parquet")
 
 
 def try_preset(preset, folder):
     "Export a preset to both libraries, and let them read it."
     config = settings_of(preset)
-    job = ClusterJob("model", str(folder / "rows.parquet"), str(folder / "for_verl.py"))
+    job = ClusterJob(str(folder / "model"), str(folder / "rows.parquet"), str(folder / "for_verl.py"))
     wanted = [score for _, _, score in SAMPLES]
     found = {}
     try:

@@ -12,6 +12,7 @@ __all__ = ['NEVER', 'VERL', 'VERL_ADVANTAGES', 'VERL_AGGREGATIONS', 'VERL_ESTIMA
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -559,7 +560,7 @@ def verl_command(exported: Exported) -> str:
 def openrlhf_command(exported: Exported) -> str:
     "Write OpenRLHF's flags as a command for a shell."
     lines = ["python3 -m openrlhf.cli.train_ppo_ray"]
-    lines += [f"  {' '.join(words)}" for words in _openrlhf_flags(exported)]
+    lines += [f"  {shlex.join(words)}" for words in _openrlhf_flags(exported)]
     return " \\\n".join(lines)
 
 # %% ../../nbs/guides/larger_libraries.ipynb #5ca1e019
@@ -626,7 +627,7 @@ def write_openrlhf_rows(rows: Iterable[Mapping[str, Any]], path: str | Path) -> 
 # %% ../../nbs/guides/larger_libraries.ipynb #5ca1e01d
 def verl_reward(
     *reward_fns: Callable,  # as RLHFTrainer takes them
-    weights: Sequence[float] | None = None,  # of several functions; None: 1 each
+    weights: Sequence[int | float] | None = None,  # of several functions; None: 1 each
 ) -> Callable[..., float]:
     """Make verl's `compute_score` of reward functions.
 
@@ -649,7 +650,7 @@ def verl_reward(
 
 def openrlhf_reward(
     *reward_fns: Callable,  # as RLHFTrainer takes them
-    weights: Sequence[float] | None = None,  # of several functions; None: 1 each
+    weights: Sequence[int | float] | None = None,  # of several functions; None: 1 each
     ends: Sequence[str] = (),  # texts of end tokens, which OpenRLHF leaves at the response
 ) -> Callable[..., dict[str, Any]]:
     """Make OpenRLHF's `reward_func` of reward functions.
@@ -687,7 +688,7 @@ def completion_of(query: str, prompt: str, ends: Sequence[str]) -> str:
 # %% ../../nbs/guides/larger_libraries.ipynb #5ca1e01e
 def _score_one(
     reward_fns: Sequence[Callable],
-    weights: Sequence[float] | None,
+    weights: Sequence[int | float] | None,
     row: Mapping[str, Any],
     completion: str,
 ) -> float:
@@ -698,7 +699,7 @@ def _score_one(
     output = score_texts(
         functions if len(functions) > 1 else functions[0],
         [completion],
-        weights=weights,
+        weights=None if weights is None else [float(weight) for weight in weights],
         given=given,
         reads_texts=False,
     )
