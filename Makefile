@@ -69,14 +69,17 @@ $(ENGINES)/.installed: pyproject.toml evidence/engines_constraints.txt
 	@$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c evidence/engines_constraints.txt -e .
 	@touch $@
 
-launchers: $(LAUNCHERS)/.installed  ## torchrun, accelerate and Ray with two CPU processes against one, in .venv-launchers (writes evidence/launchers.json; downloads; ten minutes)
+launchers: $(LAUNCHERS)/.installed  ## torchrun, accelerate and Ray with two CPU processes; verl and OpenRLHF read exported runs, in .venv-launchers (writes evidence/; downloads; ten minutes)
 	$(say) "evidence/launchers.py"
 	@OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(LAUNCHERS)/bin/python evidence/launchers.py $(ARGS)
+	$(say) "evidence/larger_libraries.py"
+	@OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(LAUNCHERS)/bin/python evidence/larger_libraries.py
 
 $(LAUNCHERS)/.installed: pyproject.toml constraints.txt
-	$(say) "creating $(LAUNCHERS): Ray, accelerate and their dependencies"
+	$(say) "creating $(LAUNCHERS): Ray, accelerate and their dependencies; verl and OpenRLHF without theirs, which want a GPU"
 	@$(PYTHON) -m venv $(LAUNCHERS)
-	@$(LAUNCHERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt 'ray[train]==2.60.0' accelerate -e .
+	@$(LAUNCHERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt 'ray[train]==2.60.0' accelerate hydra-core tensordict orjson codetiming cachetools aiohttp datasets pyarrow -e .
+	@$(LAUNCHERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps verl==0.9.1 openrlhf==0.11.2
 	@touch $@
 
 lab: setup  ## open the notebooks in JupyterLab

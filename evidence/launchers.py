@@ -102,6 +102,11 @@ def largest_difference(result, other):
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
+def untrained(algorithm):
+    "The weights before the first iteration: had they stayed, all comparisons would pass."
+    return {"weights": new_trainer(algorithm).agent.state_dict()}
+
+
 def compared(result, alone):
     "A result beside that of one process."
     difference = largest_difference(result, alone)
@@ -135,8 +140,7 @@ def run_launchers(names, algorithms):
         place = Path(name)
         for algorithm in algorithms:
             alone = finished("one process", place / algorithm / "alone", algorithm)
-            start_weights = {"weights": new_trainer(algorithm).agent.state_dict()}
-            moved = largest_difference(alone, start_weights)
+            moved = largest_difference(alone, untrained(algorithm))
             case = cases[algorithm] = {"weights_moved_by": moved, "launchers": {}}
             for launcher in names:
                 package = COMMANDS[launcher][1]
