@@ -373,7 +373,7 @@ def launchers_table() -> str:
     return (
         f"Launchers with two processes ({launchers['device']}; {versions}; commit "
         f"`{launchers['commit'][:9]}`): the largest difference of a weight from one process after six "
-        f"iterations, in which weights move by up to {moved:.2f} or more. Responses are the same.\n\n"
+        f"iterations, which move a weight by up to {moved:.2f}. The responses are the same.\n\n"
         + "\n".join(rows)
     )
 

@@ -176,7 +176,9 @@ def write_files(folder):
 def try_preset(preset, folder):
     "Export a preset to both libraries, and let them read it."
     config = settings_of(preset)
-    job = ClusterJob(str(folder / "model"), str(folder / "rows.parquet"), str(folder / "for_verl.py"))
+    job = ClusterJob(
+        str(folder / "model"), str(folder / "rows.parquet"), str(folder / "for_verl.py")
+    )
     wanted = [score for _, _, score in SAMPLES]
     found = {}
     try:
