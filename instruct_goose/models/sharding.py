@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Batch', 'Trace', 'fsdp_requested', 'configs', 'Shards', 'shard_like', 'shards_of', 'is_sharded', 'shard_agent',
            'transformer_blocks', 'unshard', 'reshard', 'unsharded_copy', 'load_weights', 'synchronize',
-           'all_reduce_gradients', 'full_gradients', 'accumulate_gradient', 'LearnerState']
+           'all_reduce_gradients', 'optimized_parameters', 'full_gradients', 'accumulate_gradient', 'LearnerState']
 
 # %% ../../nbs/guides/fsdp.ipynb #d9c00004
 import os
@@ -277,16 +277,27 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
     all_reduce([p.grad for p in learning if p.grad is not None])
 
 
-def full_gradients(agent: nn.Module, parameters: Iterable[Tensor]) -> list[Tensor]:
+def optimized_parameters(
+    agent: nn.Module, parameters: Iterable[nn.Parameter]
+) -> list[nn.Parameter]:
+    """List what the optimizer updates for these parameters of an agent.
+
+    They are the parameters themselves; under FSDP this process's shards of them.
+    """
+    shards = shards_of(agent)
+    if shards is None:
+        return list(parameters)
+    names = {id(p): name for name, p in agent.named_parameters()}
+    return [shards.parameters[names[id(p)]] for p in parameters]
+
+
+def full_gradients(agent: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     """Collect the gradients of an agent's parameters; zeros where there is none.
 
     Under FSDP they are put together from the shards of all processes, each of which calls this.
     """
-    names = {id(p): name for name, p in agent.named_parameters()}
-    shards = shards_of(agent)
     gradients = []
-    for p in parameters:
-        owner = p if shards is None else shards.parameters[names[id(p)]]
+    for p, owner in zip(parameters, optimized_parameters(agent, parameters), strict=True):
         gradients.append(torch.zeros_like(p) if owner.grad is None else full_tensor(owner.grad))
     return gradients
 

@@ -22,11 +22,12 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ..config import precision, RLHFConfig
+from ..core.processes import full_tensor
 from ..data.rows import TEMPLATE_COLUMNS
 from ..models.agent import Agent
 from ..models.families import vocabulary_size
 from ..models.response import response_logprobs
-from ..models.sharding import full_gradients
+from ..models.sharding import full_gradients, optimized_parameters
 from ..models.tokens import compact
 from ..objective.advantages import discounted_returns
 from ..objective.group import flat_groups
@@ -625,16 +626,14 @@ def trainer_metrics(
 def moment_norm(agent: Agent, optimizer: Optimizer) -> Tensor | None:
     """Compute the norm of Adam's first moment of the policy, an average of clipped gradients.
 
-    It is at most max_grad_norm. None for another optimizer, and where weights are shards.
+    It is at most max_grad_norm. None for another optimizer. Under FSDP each process calls this,
+    and the norm is that of all shards.
     """
     norms = []
-    for parameter in agent.policy_parameters():
+    for parameter in optimized_parameters(agent, agent.policy_parameters()):
         moment = optimizer.state.get(parameter, {}).get("exp_avg")
-        if moment is None:
-            continue
-        if hasattr(moment, "full_tensor"):
-            return None
-        norms.append(torch.linalg.vector_norm(moment.float()))
+        if moment is not None:
+            norms.append(full_tensor(torch.linalg.vector_norm(moment.float())))
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
 # %% ../../nbs/reference/training/metrics.ipynb #48110085
@@ -789,7 +788,8 @@ class PolicyChange:
 
     def has_gradient(self) -> bool:
         "Has an update left a gradient?"
-        return any(parameter.grad is not None for parameter in self.agent.parameters())
+        parameters = optimized_parameters(self.agent, self.agent.parameters())
+        return any(parameter.grad is not None for parameter in parameters)
 
     def compare_weights(self, model: str) -> dict[str, Tensor]:
         """Measure `weight_changes` of the "policy" or of the "values"."""
