@@ -564,7 +564,7 @@ def openrlhf_command(exported: Exported) -> str:
     return " \\\n".join(lines)
 
 # %% ../../nbs/guides/larger_libraries.ipynb #5ca1e019
-def _hydra_value(value: Any) -> str:
+def _hydra_value(value: object) -> str:
     "A value as Hydra reads it; quoted for the shell where it has other signs than words have."
     if isinstance(value, list):
         return f"'[{','.join(map(str, value))}]'"
