@@ -121,16 +121,21 @@ def compared(result, alone):
     }
 
 
+def killed_and_resumed(launcher, algorithm, alone, folder):
+    "Start a run whose last process is killed, and let the same launcher finish it."
+    status, printed = start(launcher, folder, algorithm, "--kill-at", str(KILLED_AT))
+    if status == 0 or (folder / "told.pt").exists():
+        raise RuntimeError(f"{launcher}, {algorithm}: nothing was killed\n{printed[-3000:]}")
+    return {
+        "killed": {"exit_status": status, "in_iteration": KILLED_AT},
+        "resumed": compared(finished(launcher, folder, algorithm), alone),
+    }
+
+
 def try_launcher(launcher, algorithm, alone, folder):
     "A run to its end, and a run that is killed and finished."
-    case = {"whole": compared(finished(launcher, folder / "whole", algorithm), alone)}
-    killed = folder / "killed"
-    status, printed = start(launcher, killed, algorithm, "--kill-at", str(KILLED_AT))
-    if status == 0 or (killed / "told.pt").exists():
-        raise RuntimeError(f"{launcher}, {algorithm}: nothing was killed\n{printed[-3000:]}")
-    case["killed"] = {"exit_status": status, "in_iteration": KILLED_AT}
-    case["resumed"] = compared(finished(launcher, killed, algorithm), alone)
-    return case
+    whole = compared(finished(launcher, folder / "whole", algorithm), alone)
+    return {"whole": whole} | killed_and_resumed(launcher, algorithm, alone, folder / "killed")
 
 
 def run_launchers(names, algorithms):

@@ -260,18 +260,18 @@ def test_a_launcher_starts_a_script_that_knows_of_nothing(launcher, tmp_path):
     )
 
 
-def test_two_processes_of_torchrun_end_as_one_also_after_one_of_them_was_killed(
+def test_two_processes_of_torchrun_of_which_one_was_killed_end_as_one_process(
     tmp_path, monkeypatch
 ):
     "`make launchers` does the same with accelerate and Ray, and with PPO."
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "evidence")
     launchers = importlib.import_module("launchers")
     alone = launchers.finished("one process", tmp_path / "alone", "grpo")
-    found = launchers.try_launcher("torchrun", "grpo", alone, tmp_path)
-    for case in (found["whole"], found["resumed"]):
-        assert case["processes"] == 2 and case["same_responses"]
-        assert case["largest_difference"] < 1e-9
-    assert found["killed"]["exit_status"] != 0 and found["resumed"]["resumed_from"] == 3
+    found = launchers.killed_and_resumed("torchrun", "grpo", alone, tmp_path / "killed")
+    resumed = found["resumed"]
+    assert found["killed"]["exit_status"] != 0 and resumed["resumed_from"] == 3
+    assert resumed["processes"] == 2 and resumed["same_responses"]
+    assert resumed["largest_difference"] < 1e-9
     assert launchers.largest_difference(alone, launchers.untrained("grpo")) > 1e-3
 
 
