@@ -24,7 +24,7 @@ from instruct_goose.core.processes import (
     all_reduce,
     broadcast_weights,
     full_tensor,
-    gather_results,
+    run_and_gather,
     require_equal,
     world_size,
 )
@@ -95,7 +95,7 @@ class Shards:
         Raises ValueError for moments that are neither one number nor one per weight, PeerFailed
         where another process has failed.
         """
-        gather_results(lambda: None)  # has a process failed? then no other waits for its shards
+        run_and_gather(lambda: None)  # has a process failed? then no other waits for its shards
         gathered: dict[str, dict[str, Tensor]] = {}
         for moment, by_name in moments.items():
             gathered[moment] = {name: full_tensor(x) for name, x in by_name.items()}
@@ -320,7 +320,7 @@ def accumulate_gradient(
     own_batches = list(batches)
     if is_sharded(module):
         return _accumulate_sharded(module, backward, idle, own_batches)
-    by_process = gather_results(lambda: [backward(batch) for batch in own_batches])
+    by_process = run_and_gather(lambda: [backward(batch) for batch in own_batches])
     all_reduce_gradients(module.parameters())
     return [trace for traces in by_process for trace in traces]
 
@@ -336,8 +336,8 @@ def _accumulate_sharded(
     A process with fewer micro-batches passes one of another's through the model, with a gradient
     of 0. FSDP takes the mean over the processes where the sum is wanted.
     """
-    first_batches = [batch for part in gather_results(lambda: own_batches[:1]) for batch in part]
-    rounds = max(gather_results(lambda: len(own_batches)))
+    first_batches = [batch for part in run_and_gather(lambda: own_batches[:1]) for batch in part]
+    rounds = max(run_and_gather(lambda: len(own_batches)))
     reshard(module)
     own_traces = [backward(batch) for batch in own_batches]
     for _ in range(rounds - len(own_batches)):
@@ -347,7 +347,7 @@ def _accumulate_sharded(
     for p in module.parameters():
         if p.grad is not None:
             p.grad.mul_(world_size())
-    return [trace for traces in gather_results(lambda: own_traces) for trace in traces]
+    return [trace for traces in run_and_gather(lambda: own_traces) for trace in traces]
 
 # %% ../../nbs/guides/fsdp.ipynb #b62fe4e7
 class LearnerState:

@@ -160,7 +160,7 @@ class OldAfterTheStep(RLHFTrainer):
     "log π_old is computed again for every minibatch."
 
     def update(self, batch: Experience, is_first: bool = False):
-        batch.old_logprobs = self.evaluate_policy(batch).logprobs.detach()
+        batch.old_logprobs = self.evaluate_tokens(batch).logprobs.detach()
         return super().update(batch, is_first)
 
 

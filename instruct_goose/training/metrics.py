@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Metrics', 'WATCHED', 'BARS', 'UNLOGGED_PARTS', 'MAX_TABLE_SIZE', 'MAX_COMPARED_ROWS', 'WEIGHT_CHANGES', 'correlation',
-           'distinct', 'text_metrics', 'estimate_discounts', 'advantage_metrics', 'prompt_nll', 'gradient_slopes',
+           'distinct', 'text_metrics', 'estimate_discounts', 'advantage_metrics', 'prompt_nll_ratio', 'gradient_slopes',
            'expected_negative_gradients', 'json_number', 'json_numbers', 'History', 'sparkline', 'rollout_metrics',
            'score_metrics', 'sampler_metrics', 'ratio_metrics', 'step_metrics', 'check_first_step', 'require_new_names',
            'held_out_logged', 'update_metrics', 'timing', 'trainer_metrics', 'moment_norm', 'prompt_metrics',
@@ -190,7 +190,7 @@ def advantage_metrics(experience: Experience, config: RLHFConfig) -> dict[str, T
 
 # %% ../../nbs/reference/training/metrics.ipynb #38b3981b
 @torch.no_grad()
-def prompt_nll(model: PreTrainedModel, rollout: Rollout) -> Tensor:
+def prompt_nll_ratio(model: PreTrainedModel, rollout: Rollout) -> Tensor:
     """Compute −mean log π_ref(qₜ|q₁…qₜ₋₁) / log |V| over t > 1, of at most 8 prompts.
 
     A model that guesses among its |V| tokens has 1. NaN where no prompt has two tokens.
@@ -210,7 +210,7 @@ def gradient_slopes(
     batch: Experience,
     traces: Sequence[MicroBatchTrace],  # of the micro-batches of this minibatch
     config: RLHFConfig,
-    ent_weight: float | None = None,  # c₂; None: the setting
+    ent_coef: float | None = None,  # c₂; None: the setting
 ) -> dict[str, Tensor]:
     """Compare the loss's gradients g = −∂L/∂x with those the equations expect, e.
 
@@ -219,7 +219,7 @@ def gradient_slopes(
     """
     names = {"logprobs": "policy", "values": "value", "entropy": "entropy"}
     slopes = {}
-    for output, gradient in expected_negative_gradients(batch, config, ent_weight).items():
+    for output, gradient in expected_negative_gradients(batch, config, ent_coef).items():
         name = names[output]
         expected = batch.at_sampled(gradient).double()
         parts = []
@@ -241,7 +241,7 @@ def gradient_slopes(
 def expected_negative_gradients(
     batch: Experience,
     config: RLHFConfig,
-    ent_weight: float | None = None,  # c₂; None: the setting
+    ent_coef: float | None = None,  # c₂; None: the setting
 ) -> dict[str, Float[Tensor, "batch time"]]:
     """Compute −∂L/∂x where π = π_old, for each output x of the models.
 
@@ -268,7 +268,8 @@ def expected_negative_gradients(
     expected = {"logprobs": -policy_gradient}
     if batch.values is not None and batch.returns is not None:
         expected["values"] = config.vf_coef * token_weights * (batch.returns - batch.values)
-    ent_coef = config.ent_coef if ent_weight is None else ent_weight
+    if ent_coef is None:
+        ent_coef = config.ent_coef
     expected["entropy"] = ent_coef * token_weights
     return expected
 
@@ -505,7 +506,7 @@ def check_first_step(
     batch: Experience,  # the first minibatch of an iteration
     traces: Sequence[MicroBatchTrace],
     config: RLHFConfig,
-    ent_weight: float | None,  # c₂; None: the setting
+    ent_coef: float | None,  # c₂; None: the setting
     eps: float,  # ε of `rounding`
 ) -> dict[str, Tensor]:
     """Check that π_θ is still π_old, and compare gradients with the expected ones.
@@ -522,7 +523,7 @@ def check_first_step(
         "before the first update",
         config.temperature,
     )
-    slopes = gradient_slopes(batch, traces, config, ent_weight)
+    slopes = gradient_slopes(batch, traces, config, ent_coef)
     return {"max_ratio_deviation_first": deviation, **slopes}
 
 
@@ -602,24 +603,24 @@ def trainer_metrics(
     """Log what the doctor asks of models and optimizer, beside rollout and update.
 
     The learning rate, ε of the policy's precision, Adam's count of steps and the norm of its first
-    moment, the mean absolute weight of the reference (a cheap fingerprint), and `prompt_nll`.
+    moment, the mean absolute weight of the reference (a cheap fingerprint), and `prompt_nll_ratio`.
     """
     step_count = None
     for state in optimizer.state.values():
         if "step" in state:  # on a GPU reading one waits for it; all have made as many steps
             step_count = int(state["step"])
             break
-    reference_weight = None
+    reference_weight_mean_abs = None
     if ref_model is not None:
         weights = torch.cat(sample_weights(list(ref_model.parameters())))
-        reference_weight = json_number(weights.abs().mean())
+        reference_weight_mean_abs = json_number(weights.abs().mean())
     return {
         "lr": optimizer.param_groups[0]["lr"],
         "rounding": rounding(agent.model, config),
         "optimizer_step_count": step_count,  # Adam's count of its steps
         "moment_norm": json_number(moment_norm(agent, optimizer)),
-        "reference_weight": reference_weight,  # another one: another reference
-        "prompt_nll": json_number(prompt_nll(ref_model or agent.model, experience)),
+        "reference_weight_mean_abs": reference_weight_mean_abs,  # another one: another reference
+        "prompt_nll_ratio": json_number(prompt_nll_ratio(ref_model or agent.model, experience)),
     }
 
 # %% ../../nbs/reference/training/metrics.ipynb #82ded66a
@@ -696,9 +697,9 @@ def weight_changes(
 ) -> dict[str, Tensor]:
     """Measure how the updates moved the weights, of a sample of them.
 
-    `update_ratio` is ‖Δθ‖ / ‖θ‖ and `weight_step` the root mean square of Δθ; `weights_moved` is
-    the share that moved of the weights with a gradient, `tensors_unmoved` the share of tensors
-    that have one and did not move; `clipped_norm` is the norm of the last, clipped gradient.
+    `update_ratio` is ‖Δθ‖ / ‖θ‖ and `weight_change_rms` the root mean square of Δθ. `weights_moved`
+    is the share that moved of the weights with a gradient, `tensors_unmoved` the share of tensors
+    that have one and did not move. `clipped_grad_norm` is the norm of the last, clipped gradient.
     """
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     after = sample_weights(parameters)
@@ -710,20 +711,20 @@ def weight_changes(
     tensor_moved = torch.stack([x.any() for x in moved])
     step = torch.cat(steps)
     return {
-        "clipped_norm": torch.linalg.vector_norm(torch.stack(norms)),
+        "clipped_grad_norm": torch.linalg.vector_norm(torch.stack(norms)),
         "update_ratio": step.norm() / torch.cat(list(before)).norm(),
         "weights_moved": torch.cat(moved).sum() / torch.cat(has_gradient).sum(),
-        "weight_step": step.square().mean().sqrt(),
+        "weight_change_rms": step.square().mean().sqrt(),
         "tensors_without_gradient": (torch.stack(norms) == 0).float().mean(),
         "tensors_unmoved": (sampled_gradient & ~tensor_moved).float().mean(),
     }
 
 # %% ../../nbs/reference/training/metrics.ipynb #bb349912
 WEIGHT_CHANGES = (  # the names of `weight_changes`
-    "clipped_norm",
+    "clipped_grad_norm",
     "update_ratio",
     "weights_moved",
-    "weight_step",
+    "weight_change_rms",
     "tensors_without_gradient",
     "tensors_unmoved",
 )
@@ -783,7 +784,9 @@ class PolicyChange:
         if "policy" in self.learning:
             measured |= self.compare_weights("policy")
         if "values" in self.learning:
-            measured["value_weight_step"] = self.compare_weights("values")["weight_step"]
+            measured["value_weight_change_rms"] = self.compare_weights("values")[
+                "weight_change_rms"
+            ]
         return json_numbers(measured)
 
     def has_gradient(self) -> bool:

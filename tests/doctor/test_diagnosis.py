@@ -55,7 +55,7 @@ HEALTH = dict(
     rounding=2**-23,
     sampled_nll=1.5,
     sampled_nll_error=0.03,
-    prompt_nll=0.3,
+    prompt_nll_ratio=0.3,
     prompts_given=24,
     distinct_prompts=24,
     distinct_responses=1.0,
@@ -81,14 +81,14 @@ HEALTH = dict(
     updates=4,
     coverage_error=0.0,
     lr=1e-3,
-    weight_step=2e-3,
-    value_weight_step=2e-3,
+    weight_change_rms=2e-3,
+    value_weight_change_rms=2e-3,
     tensors_unmoved=0.0,
     prompts_kept=1.0,
     prompts_ended=0.0,
-    reference_weight=0.1,
+    reference_weight_mean_abs=0.1,
     advantage_mean=0.0,
-    clipped_norm=0.5,
+    clipped_grad_norm=0.5,
     tensors_without_gradient=0.0,
     moment_norm=0.3,
 )
@@ -186,8 +186,8 @@ CAP = {"importance_mean": 0.99}
             {"sampled_nll": 1.2, "sampled_nll_error": 0.2},
             [],
         ),  # six standard errors of twelve iterations are .35
-        ({"prompt_nll": 1.9}, ["foreign prompts"]),
-        ({"prompt_nll": 1.0}, []),  # a model that has learnt nothing
+        ({"prompt_nll_ratio": 1.9}, ["foreign prompts"]),
+        ({"prompt_nll_ratio": 1.0}, []),  # a model that has learnt nothing
         ({"distinct_prompts": 1}, ["prompts lost"]),
         ({"reward_noise": 0.5, "reward_shift": 0.5}, ["noisy reward"]),
         ({"reward_shift": 2.0}, ["reward of other rows"]),
@@ -205,8 +205,11 @@ CAP = {"importance_mean": 0.99}
             {"policy_gradient_scale": lambda i: 0.1 if i else 1.0, "total_reward_mean": 0.5},
             [],
         ),  # the KL in the loss pulls too
-        ({"reference_weight": lambda i: 0.1 + 0.01 * i}, ["reference moves"]),
-        ({"reference_weight": lambda i: 0.1 + 0.01 * i, "reference_moved": 1.0}, []),  # as asked
+        ({"reference_weight_mean_abs": lambda i: 0.1 + 0.01 * i}, ["reference moves"]),
+        (
+            {"reference_weight_mean_abs": lambda i: 0.1 + 0.01 * i, "reference_moved": 1.0},
+            [],
+        ),  # as asked
         ({"prompts_kept": 0.5}, ["prompts cut"]),
         ({"prompts_ended": 1.0}, ["prompts that end"]),
         ({"policy_gradient_scale": 0.0, "grad_norm": 0.0}, ["no policy gradient"]),
@@ -256,12 +259,12 @@ SETTINGS_ASKED = asdict(RLHFConfig(steps=12, lr=1e-3, batch_size=100, max_kl_to_
         ({"optimizer_step_count": lambda i: 2 * i + 2}, {}, "optimizer steps"),
         ({"lr": lambda i: 1e-3 * 0.5**i}, {}, "other schedule"),
         ({}, {"lr_schedule": "linear"}, "other schedule"),
-        ({"weight_step": 0.2}, {}, "other step size"),
-        ({"value_weight_step": 1e-7}, {}, "other step size"),
+        ({"weight_change_rms": 0.2}, {}, "other step size"),
+        ({"value_weight_change_rms": 1e-7}, {}, "other step size"),
         ({"tensors_unmoved": 0.2}, {}, "parts stand still"),
         ({"updates": 3, "optimizer_step_count": lambda i: 3 * i + 3}, {}, "updates missing"),
         ({"moment_norm": 1.1}, {}, "gradient not clipped"),
-        ({"clipped_norm": 1.1}, {}, "gradient not clipped"),
+        ({"clipped_grad_norm": 1.1}, {}, "gradient not clipped"),
         ({"beta": lambda i: 0.1 + 0.001 * i}, {}, "other beta"),
         ({}, {"kl_target": 2.0}, "other beta"),
     ],
