@@ -1248,7 +1248,7 @@ METRIC_RULES = (
         small_rewards,
         "warning",
         "learn/14_reward_model",
-        what="the scores differ little beside the price of a nat: the policy will stay where it is",
+        what="the scores differ little compared with beta: the policy will stay where it is",
         cure="bring the rewards to standard deviation 1: RewardModel.normalise",
         metrics=("reward_std", "beta", "reward_mean", "total_reward_mean"),
         applies=charges_kl,
@@ -1301,7 +1301,7 @@ METRIC_RULES = (
         "guides/real_reviews",
         what="the responses have become a fraction of what they were: read them",
         cure=(
-            "a better reward, a higher beta, or a price on ending early, unless they are to be "
+            "a better reward, a higher beta, or a penalty for ending early, unless they are to be "
             "short"
         ),
         metrics=("response_length",),
