@@ -88,7 +88,7 @@ lab: setup  ## open the notebooks in JupyterLab
 docs: setup  ## build the site in docs/_site
 	@$(BIN)/python docs/build.py
 
-save: setup  ## export the notebooks, refresh their stored outputs, clean them, write README.md and settings.ini
+save: setup  ## export the notebooks, refresh their stored outputs (ARGS="learn/06_kl": of these), clean them, write README.md and settings.ini
 	$(say) "nbdev-export: notebooks to instruct_goose/"
 	@$(BIN)/nbdev-export
 	$(say) "instruct_goose/exercises.json from the lessons"
@@ -96,7 +96,7 @@ save: setup  ## export the notebooks, refresh their stored outputs, clean them, 
 	$(say) "instruct_goose/cli/flags.json from the classes of settings"
 	@$(BIN)/python docs/flag_table.py
 	$(say) "run the notebooks, each in its own process, and store their outputs"
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/notebooks.py --save --workers $(WORKERS)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/notebooks.py --save --workers $(WORKERS) $(ARGS)
 	$(say) "nbdev-clean"
 	@$(BIN)/nbdev-clean
 	$(say) "README.md from nbs/index.ipynb"

@@ -33,7 +33,13 @@ from ..objective.advantages import AdvantageInputs
 from ..objective.masks import masked_sum
 from .multi_turn import chat_replies, Episode, TurnSampler
 from .prompts import Prompts, take_prompt
-from .rewards import as_number, asked_names, place_of, run_coroutine, TAKES_ALL
+from instruct_goose.rollouts.rewards import (
+    as_number,
+    asked_names,
+    place_of,
+    run_coroutine,
+    TAKES_ALL,
+)
 from .rollout import PromptBatch, Rollout, Tokens
 
 # %% ../../nbs/guides/environments.ipynb #aff1ca95
