@@ -461,7 +461,6 @@ def score_shaping_off(run: Run) -> str | None:
         f"response {end}, and by the settings its score is {expected:.4g}"
     )
 
-
 # %% ../../nbs/reference/doctor/agreement.ipynb #4c3bec70
 def ends_miscounted(run: Run) -> str | None:
     """A response has ended if its last token is an end token, and only then.
@@ -509,7 +508,6 @@ def prompt_tokens_off(run: Run) -> str | None:
         f"iteration {iteration}: {response['prompt_difference']}"
     )
 
-
 # %% ../../nbs/reference/doctor/agreement.ipynb #a17fd2cd
 def held_out_prompts_trained(run: Run) -> str | None:
     """No prompt that the policy is evaluated on is trained on.
@@ -537,7 +535,6 @@ def weights_missing(run: Run) -> str | None:
     if missing == 0:
         return None
     return f"{missing:g} tensors of the policy were not in its files; they began at random"
-
 
 # %% ../../nbs/reference/doctor/agreement.ipynb #d1f0f6ef
 def token_gradients_by_hand(run: Run) -> Iterator[Comparison]:

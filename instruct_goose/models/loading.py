@@ -187,7 +187,6 @@ def missing_weights(model: nn.Module) -> list[str]:
         names += _MISSING.get(part, [])
     return sorted(names)
 
-
 # %% ../../nbs/reference/models/loading.ipynb #10ad000a
 def load_model(
     source: str | Path,  # as for `find_model`: a whole model, or adapters

@@ -258,7 +258,6 @@ def response_notes(
         notes.append(note)
     return notes
 
-
 # %% ../../nbs/guides/microscope.ipynb #fc6d8932
 def prompt_notes(trainer: RLHFTrainer, experience: Experience, row: int) -> dict[str, Any]:
     """Compare a row's prompt, as the data has it, with the ids that the model read.
@@ -295,7 +294,6 @@ def _difference(
         text = repr(_token_text(ids[place], tokenizer)) if place < len(ids) else "nothing"
         shown.append(f"{text} of {len(ids)} tokens")
     return f"token {place} is {shown[0]}, by the tokenizer {shown[1]}"
-
 
 # %% ../../nbs/guides/microscope.ipynb #095132cd
 def four_digits(x: Tensor) -> float | bool | None:
