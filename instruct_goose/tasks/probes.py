@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['ACTIONS', 'FROZEN', 'Numbers', 'REFERENCE', 'REWARDS', 'ANSWERS', 'PROBES', 'PROBES_OF_A_RUN', 'ALL_PROBES', 'HEADER',
            'OWN_SETTINGS', 'EXCLUDED', 'BROKEN', 'tiny_world', 'policy_at', 'values_at', 'Missing', 'trained', 'Number',
-           'value_head', 'advantage_sign', 'credit', 'eos', 'optimum', 'near_optimum', 'kl', 'rows', 'temperature',
-           'two_token_optimum', 'sequence_kl', 'ProbeResult', 'run_probe', 'why_not', 'in_own_settings', 'run_probes',
-           'ignoring', 'with_annotations', 'with_experience', 'NeverStops', 'EndNotInTheMask', 'PaddingIsText',
-           'PaidFirst', 'log_ratio_to_reference', 'ColdReference', 'ScoresOfTheRowAbove', 'ColdLoss', 'one_target']
+           'value_head', 'advantage_sign', 'credit', 'eos', 'end_chances', 'optimum', 'near_optimum', 'kl', 'rows',
+           'temperature', 'two_token_optimum', 'sequence_kl', 'ProbeResult', 'run_probe', 'why_not', 'in_own_settings',
+           'run_probes', 'ignoring', 'with_annotations', 'with_experience', 'NeverStops', 'EndNotInTheMask',
+           'PaddingIsText', 'PaidFirst', 'log_ratio_to_reference', 'ColdReference', 'ScoresOfTheRowAbove', 'ColdLoss',
+           'one_target']
 
 # %% ../../nbs/learn/21_probes.ipynb #0c7d2a04
 import inspect
@@ -300,11 +301,34 @@ def eos(make_trainer: Callable, seed: int = 0) -> Numbers:
         make_trainer, [""], reward, steps=40, max_new_tokens=4, lr=0.02, value_lr=0.05, seed=seed
     )
     numbers = {}
-    for n, expected in enumerate((0.0, 0.0, 1.0)):
-        texts = [" ".join(word * n) for word in "abc"]
-        ends = [policy_at(trainer.agent.model, tokenizer, text)["<eos>"] for text in texts]
-        numbers[f"π(end | {n} words)"] = Number(sum(ends) / 3, expected, 0.1)
+    chances = end_chances(trainer.agent.model, tokenizer, 2)
+    for n, (measured, expected) in enumerate(zip(chances, (0.0, 0.0, 1.0), strict=True)):
+        numbers[f"π(end | {n} words)"] = Number(measured, expected, 0.1)
     return numbers
+
+
+def end_chances(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    most: int,  # words
+) -> list[float]:
+    """Compute π(end) after 0 to `most` words, averaged over the texts that the policy writes.
+
+    A text that it never writes is never trained, and says nothing.
+    """
+    texts = {"": 1.0}  # and how likely the policy writes them
+    chances = []
+    for _ in range(most + 1):
+        longer = {}
+        end = 0.0
+        for text, likely in texts.items():
+            pi = policy_at(model, tokenizer, text)
+            end += likely * pi["<eos>"]
+            for word in ACTIONS[:3]:
+                longer[f"{text} {word}".strip()] = likely * pi[word]
+        chances.append(end / sum(texts.values()))
+        texts = longer
+    return chances
 
 # %% ../../nbs/learn/21_probes.ipynb #5135c8fe
 REFERENCE = (0.1, 0.2, 0.3, 0.4)
