@@ -1,8 +1,8 @@
 """Twenty-four bugs that were invented when the rules were fixed: `python evidence/run.py doctor_fresh`.
 
 With each bug stands which findings would name it, and which would be true consequences of it. Both
-were written before the first run; what was noted after it is `unforeseen`. Any other finding is a
-false name. Runs train a tiny model for eight iterations. `--only NAME` shows single bugs, `--probes`
+were written before the first run; what was noted after it is `unforeseen`. What the same run has
+without the bug does not count. Any other finding is a false name. Runs train a tiny model for eight iterations. `--only NAME` shows single bugs, `--probes`
 asks the probes as well; they stop at the first one that fails.
 """
 
@@ -338,6 +338,7 @@ BUGS = {
         RatioOfTheSequence,
         ("token gradient off",),
         ("clip bounds off", "policy loss direction", "token gradient rounded"),
+        unforeseen=("never ends", "variety collapse"),
     ),
     "values frozen": Bug(
         "the values' group has a learning rate of 0",
@@ -370,6 +371,7 @@ BUGS = {
         ("entropy bonus off",),
         ("token gradient off", "policy loss direction", "policy loss scale"),
         {"ent_coef": 0.1},
+        ("clip bounds off",),
     ),
     "answers of other prompts": Bug(
         "prompts are shuffled without their answers",
@@ -418,8 +420,15 @@ def first_probe_that_fails(bug: Bug) -> str | None:
     return None
 
 
-def verdict(bug: Bug, found: list[str]) -> str:
+def without_bug(bug: Bug) -> Bug:
+    "The same run with the library's own trainer, and held-out prompts of its own."
+    held_out = None if bug.held_out is None else ["a c", "c b"]
+    return bug._replace(trainer=RLHFTrainer, held_out=held_out)
+
+
+def verdict(bug: Bug, found: list[str], without: list[str]) -> str:
     "Named, seen by a consequence, named falsely, or missed; a false name spoils a right one."
+    found = sorted(set(found) - set(without))
     if set(found) - {*bug.names, *bug.consequences, *bug.unforeseen}:
         return "false"
     if set(found) & set(bug.names):
@@ -435,19 +444,22 @@ def record(
     for name in only or BUGS:
         bug = BUGS[name]
         found = [doctor_says(bug, seed) for seed in seeds]
+        without = [doctor_says(without_bug(bug), seed) for seed in seeds]
+        verdicts = [verdict(bug, *both) for both in zip(found, without, strict=True)]
         row = {
             "wrong": bug.wrong,
             "names": bug.names,
             "consequences": bug.consequences,
             "unforeseen": bug.unforeseen,
             "found": found,
-            "verdicts": [verdict(bug, some) for some in found],
+            "without": without,
+            "verdicts": verdicts,
         }
-        is_missed = row["verdicts"][0] == "missed"
+        is_missed = verdicts[0] == "missed"
         has_probes = with_probes and is_missed and bug.trainer is not RLHFTrainer
         row["probes"] = first_probe_that_fails(bug) if has_probes else "not asked"
         rows[name] = row
-        print(name, row["verdicts"], found, row["probes"], flush=True)
+        print(name, verdicts, found, without, row["probes"], flush=True)
     return {"bugs": rows}
 
 
