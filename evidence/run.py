@@ -620,7 +620,6 @@ RUNS = {  # what can be measured, and how long it takes
     "doctor_unseen": "twenty bugs written after the rules, and 200 random healthy runs; ten CPU-minutes",
     "doctor_bugs": "twenty-four more bugs, doctor and probes; twenty CPU-minutes",
     "doctor_fresh": "twenty-four bugs invented after the rules; probes where the doctor is silent; ten CPU-minutes",
-    "doctor_public": "ten logs of others, read again where they are at hand; seconds",
     "doctor_healthy": "five hundred healthy runs; fifteen CPU-minutes",
     "fuzz": "broken input; five CPU-minutes",
     "inputs": "wrong input of five kinds; ten CPU-minutes",

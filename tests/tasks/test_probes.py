@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from instruct_goose.objective.masks import whiten
 from instruct_goose.tasks.probes import (
     ACTIONS,
     BROKEN,
+    end_chances,
     in_own_settings,
     optimum,
     run_probes,
@@ -285,3 +287,27 @@ def test_the_kl_of_two_tokens_is_the_sum_over_them(trainer, passed):
 def test_the_kl_of_two_tokens_says_where_it_does_not_apply(settings, reason):
     said = why_not("sequence_kl", asdict(RLHFConfig(batch_size=64, **settings)))
     assert said is None if reason is None else reason in said
+
+
+def test_a_text_counts_for_the_end_as_often_as_the_policy_writes_it():
+    "A policy that always begins with a ends after it with 0.4; after b and c it would never end."
+    _, tokenizer = tiny_world()
+    ids = [tokenizer.get_vocab()[action] for action in ACTIONS]
+    chances = {"": [1.0, 0.0, 0.0, 0.0], "a": [0.3, 0.3, 0.0, 0.4], "b": [1.0, 0.0, 0.0, 0.0]}
+    chances["c"] = chances["b"]
+
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(1))
+
+        def forward(self, input_ids):
+            said = tokenizer.decode(input_ids[0], skip_special_tokens=True).split()
+            logits = torch.full((1, input_ids.shape[1], len(tokenizer)), -1e9)
+            last = said[-1] if said else ""
+            logits[0, -1, ids] = torch.tensor(chances[last]).clamp(min=1e-30).log()
+            return SimpleNamespace(logits=logits)
+
+    first, second, third = end_chances(Policy(), tokenizer, 2)
+    assert (first, second) == pytest.approx((0.0, 0.4))
+    assert third == pytest.approx(0.3 * 0.4 / 0.6)  # after a a, of a a and a b
