@@ -79,8 +79,8 @@ def fresh_counts() -> str:
     asked = [bug for bug in bugs if bug["probes"] != "not asked"]
     failed = sum(bug["probes"] is not None for bug in asked)
     sentences.append(
-        f"Of the {len(asked)} bugs of which it says nothing with seed 0, and that are in the "
-        f"trainer, the probes fail on {failed}."
+        f"The probes were asked of {len(asked)} bugs of which it says nothing with seed 0; they fail "
+        f"on {failed}."
     )
     return " ".join(sentences)
 

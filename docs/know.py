@@ -425,7 +425,7 @@ def know_page() -> str:
         seen_by_either(),
         "Twenty-four bugs more were invented when the rules were fixed, by their author; names and true consequences were noted before the first run. "
         "Each trains a tiny model with two seeds. What the same run has without the bug is left out. *Not foreseen*: true consequences that were noted after the first run. "
-        "The probes were asked where the doctor says nothing, and left at the first one that fails.",
+        "The probes were asked of some bugs of which the doctor says nothing, and left at the first one that fails.",
         fresh_bugs(),
         fresh_counts(),
         "### Healthy runs and findings",
