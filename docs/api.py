@@ -55,7 +55,7 @@ GLOSSARY = {  # parameters that mean the same everywhere; said here where a less
     "reward_fn": "texts → one number per text; or an object with such a method `score`",
     "batch": "a minibatch of an experience",
     "ref_model": "the frozen reference",
-    "new": "what `evaluate_policy(batch)` returned: log-probabilities, entropy, values",
+    "new": "what `evaluate_tokens(batch)` returned: log-probabilities, entropy, values",
     "kind": "what an error calls a text",
     "first": "is it the first step of the iteration?",
     "directory": "where to save to, or load from",

@@ -729,6 +729,7 @@ def all_pages(
     wanted = {}
     below = boxes(pages) if write_python(BUILD / "static/python.js", BUILD) else {}
     page_build.write_files(BUILD / "static/page_files.js")
+    page_build.write_doctor(BUILD / "static/doctor_files.js")
     (BUILD / "static/keep.js").write_text(bundle("keep.js"), "utf-8")
     for page in [index, *pages]:
         nb = staged(page, pages, links, below)

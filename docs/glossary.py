@@ -437,7 +437,7 @@ ALIASES = {  # what else is typed into the search -> the page that teaches it
     "what to monitor": "learn/reading_the_log",
     "debugging": "learn/probes",
     "unit tests for RL": "learn/probes",
-    "bugs": "learn/bug_hunt",
+    "bugs": "learn/failure_gallery",
     "custom loss": "learn/change_the_loss",
     "own model": "learn/your_own",
     "my data": "guides/your_data",

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from lessons import Page
-from page_cells import ON_PAGES, lesson_path, page_cells, page_files
+from page_cells import ON_PAGES, doctor_files, lesson_path, page_cells, page_files
 
 
 def lesson_of(page: Page) -> int | None:
@@ -56,8 +56,13 @@ def without_words(source: str) -> str:
     return ast.unparse(tree) + "\n"
 
 
+def packed(files: dict[str, str]) -> bytes:
+    "Files by path as one packed JSON."
+    return gzip.compress(json.dumps(files).encode(), 9, mtime=0)
+
+
 def packed_files() -> bytes:
-    """The files that Python finds on a page, packed.
+    """The files that Python finds on the page of a lesson and in the playground, packed.
 
     Of the package every word is kept, because readers edit it there; what is only run is without
     its docstrings and comments.
@@ -65,14 +70,25 @@ def packed_files() -> bytes:
     files = {}
     for path, text in page_files():
         files[path] = text if path.startswith("instruct_goose/") else without_words(text)
-    return gzip.compress(json.dumps(files).encode(), 9, mtime=0)
+    return packed(files)
 
 
-def write_files(place: Path) -> int:
-    "Write the files that Python finds on a page as a script; returns its bytes."
-    packed = packed_files()
+def packed_doctor() -> bytes:
+    "What the page that reads a pasted log needs besides, packed: it is run there, and not shown."
+    return packed({path: without_words(text) for path, text in doctor_files()})
+
+
+def write_packed(place: Path, name: str, data: bytes) -> None:
+    "Write packed files as a script that defines a constant."
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(
-        f"const PAGE_FILES = {json.dumps(base64.b64encode(packed).decode())}\n", "utf-8"
-    )
-    return place.stat().st_size
+    place.write_text(f"const {name} = {json.dumps(base64.b64encode(data).decode())}\n", "utf-8")
+
+
+def write_files(place: Path) -> None:
+    "Write the files that Python finds on the page of a lesson as a script."
+    write_packed(place, "PAGE_FILES", packed_files())
+
+
+def write_doctor(place: Path) -> None:
+    "Write what the page that reads a pasted log needs besides as a script."
+    write_packed(place, "DOCTOR_FILES", packed_doctor())

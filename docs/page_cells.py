@@ -1,8 +1,9 @@
 """Which cells of a lesson run on its page, and the files that Python finds there.
 
 A page has the library of tensors (page_tensors), modules that stand for those which draw or check
-types (page_stand_ins), and of the package what needs nothing else: `objective`, `lesson`, the doctor
-with the settings that it reads, and from a few more modules single functions, as they are.
+types (page_stand_ins), and of the package what needs nothing else: `objective`, `lesson`, and from
+a few more modules single functions, as they are. The page that reads a pasted log loads the doctor,
+too, with the settings that it reads.
 """
 
 import ast
@@ -39,13 +40,8 @@ PARTS = {  # modules that need more than a page has, and the functions that do n
         "rewards_and_advantages",
     ),
 }
-WHOLE = (  # and all of objective/ and doctor/
-    "lesson.py",
-    "config.py",
-    "core/checks.py",
-    "core/files.py",
-    "core/tensor_checks.py",
-)
+WHOLE = ("lesson.py", "core/tensor_checks.py")  # and all of objective/
+WHOLE_FOR_DOCTOR = ("config.py", "core/checks.py", "core/files.py")  # and all of doctor/
 
 
 class PageCell(NamedTuple):
@@ -171,26 +167,40 @@ def part_of_module(source: str, wanted: tuple[str, ...]) -> str:
     return "\n".join(imports) + "\n\n\n" + "\n\n\n".join(chosen.values()) + "\n"
 
 
-def page_files() -> Iterator[tuple[str, str]]:
-    "(path, text) of every file that Python finds on a page."
+def modules_of(names: tuple[str, ...], folder: str) -> Iterator[tuple[str, str]]:
+    "(path, text) of some modules of the package as they are, and of all that lie in a folder."
     package = ROOT / "instruct_goose"
-    for place in ("page_tensors", "page_stand_ins"):
-        for path in sorted((ROOT / "docs" / place).rglob("*.py")):
-            where = path.relative_to(ROOT / "docs")
-            if place == "page_stand_ins":
-                where = where.relative_to(place)
-            yield where.as_posix(), path.read_text("utf-8")
-    for name in ("page_loss.py", "page_names.py", "page_runner.py", "page_doctor.py"):
-        yield name, (ROOT / "docs" / name).read_text("utf-8")
-    for name in ("", "core", "objective", "tasks", "models", "doctor"):
-        yield (Path("instruct_goose") / name / "__init__.py").as_posix(), ""
-    for path in [
-        *(package / name for name in WHOLE),
-        *sorted((package / "objective").glob("*.py")),
-        *sorted((package / "doctor").glob("*.py")),
-    ]:
+    for path in [*(package / name for name in names), *sorted((package / folder).glob("*.py"))]:
         if path.name != "__init__.py":
             yield f"instruct_goose/{path.relative_to(package).as_posix()}", path.read_text("utf-8")
+
+
+def stand_in_files(names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    "(path, text) of the modules that stand for libraries."
+    place = ROOT / "docs/page_stand_ins"
+    for name in names:
+        for path in sorted([*place.glob(f"{name}.py"), *(place / name).glob("*.py")]):
+            yield path.relative_to(place).as_posix(), path.read_text("utf-8")
+
+
+def page_files() -> Iterator[tuple[str, str]]:
+    "(path, text) of every file that Python finds on the page of a lesson, and in the playground."
+    for path in sorted((ROOT / "docs/page_tensors").rglob("*.py")):
+        yield path.relative_to(ROOT / "docs").as_posix(), path.read_text("utf-8")
+    yield from stand_in_files(("IPython", "fastcore", "jaxtyping", "matplotlib", "plotly"))
+    for name in ("page_loss.py", "page_names.py", "page_runner.py"):
+        yield name, (ROOT / "docs" / name).read_text("utf-8")
+    for name in ("", "core", "objective", "tasks", "models"):
+        yield (Path("instruct_goose") / name / "__init__.py").as_posix(), ""
+    yield from modules_of(WHOLE, "objective")
     for name, wanted in PARTS.items():
-        text = (package / name).read_text("utf-8")
+        text = (ROOT / "instruct_goose" / name).read_text("utf-8")
         yield f"instruct_goose/{name}", part_of_module(text, wanted)
+
+
+def doctor_files() -> Iterator[tuple[str, str]]:
+    "(path, text) of what Python finds besides on the page that reads a pasted log."
+    yield from stand_in_files(("tyro",))
+    yield "page_doctor.py", (ROOT / "docs/page_doctor.py").read_text("utf-8")
+    yield "instruct_goose/doctor/__init__.py", ""
+    yield from modules_of(WHOLE_FOR_DOCTOR, "doctor")

@@ -98,8 +98,8 @@ class Lesson:
         self.sources[cell] = source
         try:
             self.names[cell] = Names(source)
-        except SyntaxError:
-            self.names[cell] = Names("")
+        except SyntaxError:  # so that what needs the cell runs it, and says what is wrong there
+            self.names[cell] = Names(self.original[cell])
 
     def needs(self, cell: str) -> set[str]:
         """The cells that gave a cell its names: for each name the last one above it.

@@ -246,7 +246,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         (
             "What shows a bug that no metric shows?",
             "A test against something that knows better: an enumeration, a derivation, a second slow version.",
-            "learn/bug_hunt",
+            "learn/failure_gallery",
         ),
         (
             "What does a smaller β cost besides KL?",

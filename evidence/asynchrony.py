@@ -22,7 +22,7 @@ RESPONSES = 64  # a rollout of one seed
 UPDATES = 40
 LAGS = (0, 1, 2, 4, 8)
 LEARNING_RATE = 0.1
-WAYS = ("no weights", "token weights", "response weights", "believed")
+WAYS = ("no weights", "token weights", "response weights", "μ as π_old")
 CAP = 2.0
 REWARD_SECONDS = 2.0
 STALENESS = (0, 1, 2, 4, 8)
@@ -107,7 +107,7 @@ def train_tables(task, lag, way):
             weights = sampler_weights(old, sampled, mask, CAP)
         if way == "response weights":
             weights = sampler_weights(old, sampled, mask, CAP, level="product")
-        if way == "believed":
+        if way == "μ as π_old":
             old = sampled
         loss = policy_loss(logprobs_of(tables, tokens), old, advantages, mask, weights=weights)
         optimizer.zero_grad()

@@ -159,7 +159,7 @@ class Facts(Callback):
         groups = scores.view(-1, size) if size > 1 and len(scores) % size == 0 else scores[None]
         spread = groups.amax(-1) - groups.amin(-1)
         with torch.no_grad():
-            moved = trainer.evaluate_policy(experience).logprobs - experience.old_logprobs
+            moved = trainer.evaluate_tokens(experience).logprobs - experience.old_logprobs
         pairs = set()
         ended = 0
         for ids, own in zip(experience.response_ids, mask, strict=True):
@@ -222,15 +222,15 @@ def made_run(run: HealthyRun) -> tuple[list[dict], dict, dict, list[dict]]:
 
     first = trainer(config.seed)
     half = config.steps // 2
-    if run.course == "resumed" and half and not first.stopped:
+    if run.course == "resumed" and half and not first.stop_reason:
         metrics = list(first.train(prompts, reward, half, **options))
-        if first.stopped is None:
+        if first.stop_reason is None:
             second = trainer(config.seed)
             second.load_state_dict(first.state_dict())
             metrics += second.train(prompts, reward, **options)
     elif run.course == "grown" and config.lr_schedule == "constant":
         metrics = list(first.train(prompts, reward, **options))
-        if first.stopped is None:
+        if first.stop_reason is None:
             metrics += first.train(prompts, reward, 3, **options)
     else:
         metrics = list(first.train(prompts, reward, **options))

@@ -256,12 +256,12 @@ def free_end(trainer, r):
 
 def old_again(trainer, batch):
     if trainer.made >= trainer.config.minibatches:
-        batch.old_logprobs = trainer.evaluate_policy(batch).logprobs.detach()
+        batch.old_logprobs = trainer.evaluate_tokens(batch).logprobs.detach()
 
 
 def values_again(trainer, batch):
     if trainer.made >= trainer.config.minibatches:
-        batch.values = trainer.evaluate_policy(batch).values.detach()
+        batch.values = trainer.evaluate_tokens(batch).values.detach()
 
 
 def white_minibatch(trainer, batch):

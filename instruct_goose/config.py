@@ -99,14 +99,14 @@ FOREIGN_NAMES = {
     "train_dataset": "prompts, an argument of train",
     "eval_dataset": "held_out, an argument of train",
     "train_in": "train_in(trainer, run_dir, prompts, reward_fn), a function of instruct_goose",
-    "now": "evaluate_policy",
+    "now": "evaluate_tokens",
     "respond": "generate",
     "state": "state_dict",
     "load_state": "load_state_dict",
     "check_state": "check_state_dict",
     "sampling": "generators.sampling, a torch.Generator",
     "shuffling": "generators.shuffling, a torch.Generator",
-    "prompts_seen": "prompts.seen",
+    "prompts_seen": "prompt_order.seen",
     "describe": "metrics, which train returns and callbacks get",
     "output_dir": "run_dir, an argument of train_in",
     "save_steps": "save_every, an argument of train_in",
@@ -320,8 +320,8 @@ class RLHFConfig(Settings):
     seed: Seed = 0  # of sampling, shuffling and the order of the prompts
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: cuda where there is one
     eval_every: Count | None = None  # iterations between evaluations on held_out; None: never
-    eval_greedy: bool = False  # evaluate the likeliest responses, and throw no dice
-    keep_best: bool = False  # the policy of the best held-out reward stays in trainer.best
+    eval_greedy: bool = False  # evaluate the likeliest responses instead of sampled ones
+    keep_best: bool = False  # the policy of the best held-out reward stays in trainer.best_weights
     max_kl_to_reference: Positive | None = None  # nats per response; above it the run ends
     reward_weights: tuple[float, ...] | None = None  # of several reward functions; None: 1 each
     reward_weighting: Literal["raw", "scaled"] = "raw"
@@ -377,7 +377,7 @@ class RLHFConfig(Settings):
     importance_level: Level = "token"  # whose weight, as in ratio_level
     importance_beyond: Literal["cut", "drop"] = "cut"  # out of bounds: to the bound, or to 0
     # KL penalty
-    beta: NotNegative = 0.1  # price of one nat of KL to the reference
+    beta: NotNegative = 0.1  # points of reward per nat of KL to the reference
     kl_placement: Literal["reward", "loss"] = "reward"  # where the KL is charged; never in both
     kl_estimator: Estimator | None = None
     "None: k1 in the reward, k2 in the loss"

@@ -26,7 +26,7 @@ class Shelf:
     def uninterrupted_step(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def mark_reached(self, done: int, total: int, state: Callable[[], State]) -> None:
+    def offer_state(self, done: int, total: int, state: Callable[[], State]) -> None:
         pass
 
     def after_step(self, done: int, total: int, state: Callable[[], State]) -> None:

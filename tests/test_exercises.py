@@ -24,7 +24,7 @@ CHECKED = [n for n, e in ALL.items() if e.check]
 RIGHT = {  # where the lesson's answer is a text
     "reading_the_log.charged_kl": "def charged_kl(reward, total_reward, beta): return (reward - total_reward) / beta",
     "reading_the_log.left": "def left(x): return x[-max(3, len(x) // 4):].mean() / x[:3].mean()",
-    "bug_hunt.place": "from instruct_goose.objective.masks import last_index\ndef place(scores, mask):\n    made = torch.zeros(mask.shape)\n    made[torch.arange(len(mask)), last_index(mask)] = scores\n    return made",
+    "failure_gallery.place": "from instruct_goose.objective.masks import last_index\ndef place(scores, mask):\n    made = torch.zeros(mask.shape)\n    made[torch.arange(len(mask)), last_index(mask)] = scores\n    return made",
     "from_goose.repaired": "def repaired(r, A, e): return -torch.min(r * A, r.clamp(1 - e, 1 + e) * A)",
     "from_torchtune.centred_advantages": "def centred_advantages(v, r, g, l, m):\n    A, _ = estimate_advantages(v, r, g, l, m)\n    return torch.where(m, A - masked_mean(A, m), 0.)",
 }

@@ -6,8 +6,8 @@
   const make = (name, set = {}, ...inside) => { const e = Object.assign(document.createElement(name), set); e.append(...inside); return e }
   const sources = JSON.parse(data.textContent)  // [[id, source], …] of all cells that run
   const cells = {}  // by id: what stands on the page for a cell that is shown
-  let files, worker, busy, clock
-  let asker  // the exercise whose check is being run
+  let files, worker, clock
+  let busy  // the run that goes on: {cell: what is run, at: where the reader has asked for it}; an exercise asks for the cell that checks it
 
   // Runs in the worker, where this text is its whole source: what is opened from disk may start a worker from a blob alone
   const work = () => {
@@ -39,49 +39,48 @@
   const load = () => files ??= Promise.all([typeof PYTHON === "undefined" ? script("python.js") : 0, script("page_files.js")])
     .then(async () => Object.fromEntries(await Promise.all(Object.entries({...PYTHON, "page_files.json": PAGE_FILES}).map(async ([name, text]) => [name, await unpack(text)]))))
 
-  // a run ends: with words for the cell that was asked for, and with a worker that is no longer of use
-  const end = (words, kill) => {
+  // a run ends as done, failed or stopped: with words where it was asked for, and with a worker that is no longer of use
+  const end = (stage, words, kill) => {
     clearTimeout(clock)
     if (kill) { worker?.terminate(); worker = undefined; for (const cell of Object.values(cells)) cell.ran = false }
-    const cell = busy
+    const {at} = busy
     busy = undefined
-    cell?.state(words || "")
-    asker?.state(words || "")
-    asker = undefined
+    at.state(stage, words)
   }
-  const run = async (cell, exercise) => {
-    if (busy) end("stopped", true)
-    busy = cell
-    asker = exercise
-    cell.state("Python is loading: 7 MB, once")
+  const run = async (cell, at = cell) => {
+    if (busy) end("stopped", "stopped", true)
+    const turn = busy = {cell, at}
+    at.state("loading", worker ? "waiting" : "Python is loading: 7 MB, once")
     let loaded
     try { loaded = await load() } catch { files = undefined }
-    if (busy !== cell) return
-    if (!loaded) return end("Python could not be loaded: this browser is too old for it, or files are missing in _static", true)
+    if (busy !== turn) return
+    if (!loaded) return end("failed", "Python could not be loaded: this browser is too old for it, or files are missing in _static", true)
     const isNew = !worker
     if (isNew) {
       worker = new Worker(URL.createObjectURL(new Blob([`(${work})()`], {type: "text/javascript"})))
-      worker.onerror = e => end("Python could not be started: " + e.message, true)
+      worker.onerror = e => { if (busy) end("failed", "Python could not be started: " + e.message, true) }
     }
     worker.onmessage = ({data: said}) => {
-      if (busy !== cell) return
+      if (busy !== turn) return
       if (said.started) {
-        cell.state("running")
-        clock = setTimeout(() => end(`stopped after ${SECONDS} seconds. A phone may be too slow for this cell`, true), 1000 * SECONDS)
-      } else if (said.died) end("Python has ended: " + said.died.slice(0, 500) + " Run starts it again.", true)
-      else if (said.cell) show(said, cell)
-      else { mark(said); end(cell.last || "done", false) }
+        at.state("running", "running")
+        clock = setTimeout(() => end("stopped", `stopped after ${SECONDS} seconds. A phone may be too slow for this cell`, true), 1000 * SECONDS)
+      } else if (said.died) end("failed", "Python has ended: " + said.died.slice(0, 500) + " Run starts it again.", true)
+      else if (said.cell) show(said, turn)
+      else { mark(said); end(turn.failed ? "failed" : "done", turn.failed || "done", false) }
     }
-    cell.last = ""
     const edited = Object.fromEntries(Object.values(cells).filter(c => c.isEdited()).map(c => [c.id, c.box.value]))
     worker.postMessage({files: isNew ? loaded : undefined, sources: isNew ? sources : undefined, wanted: cell.id, edited})
   }
 
   // what a cell has printed and shown stands below it; its built figures stay, but those that can be moved follow
-  const show = (said, wanted) => {
+  const show = (said, turn) => {
     const cell = cells[said.cell]
-    if (said.error && said.cell !== wanted.id) wanted.last = "a cell above, which this one needs, has failed"
-    if (!cell) { if (said.error) wanted.last += `: ${said.error.type}: ${said.error.text}`; return }
+    if (said.error) {
+      const own = cell === turn.cell || cell === turn.at
+      turn.failed = own ? "an error: see below" : "a cell above, which this one needs, has failed" + (cell ? "" : `: ${said.error.type}: ${said.error.text}`)
+    }
+    if (!cell) return
     const parts = said.printed ? [make("pre", {textContent: said.printed})] : []
     let figures = 0
     for (const one of said.shown) {
@@ -94,7 +93,7 @@
       parts.push(make("p", {className: "verdict", textContent: `${said.error.type}${line}: ${said.error.text}`}))
     }
     cell.output.replaceChildren(...parts)
-    if (cell === wanted && asker) asker.output.replaceChildren(...parts.map(part => part.cloneNode(true)))
+    if (cell === turn.cell && turn.at !== cell) turn.at.output.replaceChildren(...parts.map(part => part.cloneNode(true)))
     cell.ran = true
     cell.block.classList.toggle("ran", !!parts.length)
   }
@@ -132,14 +131,19 @@
     box.setAttribute("aria-label", "This cell, in Python")
     box.title = "Tab indents; Escape, then Tab, leaves; Control and Enter run it"
     const cell = cells[place.dataset.cell] = {
-      id: place.dataset.cell, block, box, output, old, stop, ran: false, last: "",
+      id: place.dataset.cell, block, box, output, old, ran: false,
       isEdited: () => box.value !== original,
       put: text => { box.value = text; box.hidden = text === original; edit.textContent = box.hidden ? "Edit" : "Close"; box.rows = text.split("\n").length + 1; again.disabled = text === original },
-      state: words => { status.textContent = words; stop.disabled = busy !== cell; again.disabled = !cell.isEdited() },
+      state: (stage, words) => {
+        block.dataset.run = stage
+        status.textContent = words
+        stop.disabled = stage !== "loading" && stage !== "running"
+        again.disabled = !cell.isEdited()
+      },
     }
     stop.disabled = again.disabled = true
     start.onclick = () => run(cell)
-    stop.onclick = () => { if (busy === cell) end("stopped", true) }
+    stop.onclick = () => { if (busy?.at === cell) end("stopped", "stopped", true) }
     edit.onclick = () => { box.hidden = !box.hidden; edit.textContent = box.hidden ? "Edit" : "Close"; if (!box.hidden) box.focus() }
     again.onclick = () => { box.value = original; again.disabled = true; remember(); run(cell) }
     box.onkeydown = event => keys(event, box, () => run(cell))

@@ -1,4 +1,4 @@
-// Paste your log: the doctor of the package, run in the page. docs/paste.py writes the page, _static/python.js and _static/page_files.js.
+// Paste your log: the doctor of the package, run in the page. docs/paste.py writes the page; _static/python.js, page_files.js and doctor_files.js are loaded when they are needed.
 (() => {
   const place = document.querySelector(".paste")
   if (!place) return
@@ -19,7 +19,8 @@
       self.fetch = async url => new Response(files[String(url).split("/").pop()], {headers: {"content-type": "application/wasm"}});
       (0, eval)(text("pyodide.asm.js")); (0, eval)(text("pyodide.js"))
       const python = await loadPyodide({indexURL: "https://here.invalid/"})
-      for (const [path, source] of Object.entries(JSON.parse(text("page_files.json")))) {
+      const found = {...JSON.parse(text("page_files.json")), ...JSON.parse(text("doctor_files.json"))}
+      for (const [path, source] of Object.entries(found)) {
         const place = "/page/" + path
         python.FS.mkdirTree(place.slice(0, place.lastIndexOf("/")))
         python.FS.writeFile(place, source)
@@ -37,8 +38,8 @@
   }
   const unpack = async text => new Response(new Blob([Uint8Array.from(atob(text), c => c.charCodeAt())]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer()
   const script = name => new Promise((done, failed) => document.head.append(make("script", {src: `${root}_static/${name}`, onload: done, onerror: failed})))
-  const load = () => files ??= Promise.all([typeof PYTHON === "undefined" ? script("python.js") : 0, typeof PAGE_FILES === "undefined" ? script("page_files.js") : 0])
-    .then(async () => Object.fromEntries(await Promise.all(Object.entries({...PYTHON, "page_files.json": PAGE_FILES}).map(async ([name, text]) => [name, await unpack(text)]))))
+  const load = () => files ??= Promise.all(["python.js", "page_files.js", "doctor_files.js"].map(script))
+    .then(async () => Object.fromEntries(await Promise.all(Object.entries({...PYTHON, "page_files.json": PAGE_FILES, "doctor_files.json": DOCTOR_FILES}).map(async ([name, text]) => [name, await unpack(text)]))))
 
   const end = (words, kill) => {
     clearTimeout(clock)

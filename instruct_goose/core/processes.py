@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TORCHRUN_VARIABLES', 'DEFAULT_TIMEOUT', 'T', 'WorkerResult', 'SECONDS_BETWEEN_LINES', 'SECONDS_UNSEEN',
            'init_processes', 'require_one_process', 'world_size', 'rank', 'find_device', 'is_main_process',
-           'rank_slice', 'PeerFailed', 'gather_results', 'all_gather_object', 'allow_plain_types', 'serialize',
+           'rank_slice', 'PeerFailed', 'run_and_gather', 'all_gather_object', 'allow_plain_types', 'serialize',
            'deserialize', 'explain_lost_peer', 'on_main_process', 'require_equal', 'all_reduce', 'full_tensor',
            'broadcast_weights', 'in_processes', 'run_workers', 'run_worker', 'ProgressBar', 'with_progress',
            'is_terminal']
@@ -121,7 +121,7 @@ class PeerFailed(RuntimeError):
     "Raised in a process because another one has failed."
 
 # %% ../../nbs/guides/several_processes.ipynb #334ee165
-def gather_results(work: Callable[[], T]) -> list[T]:
+def run_and_gather(work: Callable[[], T]) -> list[T]:
     """Do work in each process, and return the results of all, in order of rank.
 
     What `work` raises in one process, Ctrl-C too, ends the others with PeerFailed: no process
@@ -226,7 +226,7 @@ def on_main_process(work: Callable[[], T]) -> T:
 
     Raises PeerFailed in the other processes if it fails.
     """
-    results = gather_results(lambda: work() if is_main_process() else None)
+    results = run_and_gather(lambda: work() if is_main_process() else None)
     return cast(T, results[0])
 
 
@@ -235,7 +235,7 @@ def require_equal(what: str, value: object, cure: str) -> None:
 
     Raises ValueError, in which `what` differs between whom; `cure` says what to do.
     """
-    for peer, other in enumerate(gather_results(lambda: value)):
+    for peer, other in enumerate(run_and_gather(lambda: value)):
         if other != value:
             raise ValueError(f"{what} differ between process {rank()} and process {peer}: {cure}")
 

@@ -401,7 +401,7 @@ class StageStore(Protocol):
         "The block of an optimizer step: a signal waits until it has ended."
         ...
 
-    def mark_reached(self, done: int, total: int, state: Callable[[], State]) -> None:
+    def offer_state(self, done: int, total: int, state: Callable[[], State]) -> None:
         """Take note that `done` of `total` steps are whole.
 
         `state` can be asked for until the next step begins, in case the run is stopped before it.

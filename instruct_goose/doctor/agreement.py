@@ -180,7 +180,7 @@ def parts_without_gradient(run: Run) -> str | None:
     """
     shares = []
     for row in run.metrics:
-        has_gradient = row.get("clipped_norm", 0.0) > 1e-8
+        has_gradient = row.get("clipped_grad_norm", 0.0) > 1e-8
         is_long = row.get("response_length", 2.0) > 1.5
         is_later = row["iteration"] > run.metrics[0]["iteration"]
         if "tensors_without_gradient" in row and has_gradient and is_long and is_later:
@@ -201,7 +201,7 @@ def gradient_not_clipped(run: Run) -> str | None:
     if run.config is None:
         return None
     limit = run.config.max_grad_norm
-    for name in ("clipped_norm", "moment_norm"):
+    for name in ("clipped_grad_norm", "moment_norm"):
         for iteration, norm in run.rows("iteration", name):
             if norm > 1.02 * limit:
                 return (
@@ -689,7 +689,7 @@ AGREEMENT_RULES = (
         "reference/training/update",
         what="tensors that should learn have no gradient: they are cut off, or not used",
         cure="look for detach, no_grad, or a module that the forward pass leaves out",
-        metrics=("tensors_without_gradient", "clipped_norm"),
+        metrics=("tensors_without_gradient", "clipped_grad_norm"),
     ),
     Rule(
         gradient_not_clipped,
@@ -697,7 +697,7 @@ AGREEMENT_RULES = (
         "reference/training/update",
         what="the optimizer gets gradients that are longer than max_grad_norm",
         cure="clip after the last micro-batch, and before optimizer.step()",
-        metrics=("clipped_norm",),
+        metrics=("clipped_grad_norm",),
     ),
     Rule(
         equal_parts,

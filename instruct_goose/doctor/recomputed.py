@@ -125,7 +125,10 @@ def other_step_size(run: Run) -> str | None:
     config = run.config
     if config is None or not run["optimizer_step_count"] or config.lr_schedule != "constant":
         return None
-    learning_rates = {"weight_step": config.lr, "value_weight_step": config.value_lr or config.lr}
+    learning_rates = {
+        "weight_change_rms": config.lr,
+        "value_weight_change_rms": config.value_lr or config.lr,
+    }
     for name, lr in learning_rates.items():
         steps = [step / updates for step, updates in run.rows(name, "updates") if updates]
         if not steps or median(steps) <= 0:
@@ -169,7 +172,9 @@ def reference_moves(run: Run) -> str | None:
     "The weights of the reference stay, unless ref_every moves them."
     if any(run["reference_moved"]):
         return None
-    for (_, before), (iteration, weight) in pairwise(run.rows("iteration", "reference_weight")):
+    for (_, before), (iteration, weight) in pairwise(
+        run.rows("iteration", "reference_weight_mean_abs")
+    ):
         if abs(weight - before) > 1e-7 * before:
             return f"the weights of the reference changed before iteration {iteration}"
     return None
@@ -782,7 +787,7 @@ RECOMPUTED_RULES = (
         "reference/training/update",
         what="the weights move by much more, or much less, than the learning rate",
         cure="lr and value_lr in the optimizer's groups",
-        metrics=("weight_step", "updates", "optimizer_step_count"),
+        metrics=("weight_change_rms", "updates", "optimizer_step_count"),
     ),
     Rule(
         parts_stand_still,
@@ -807,7 +812,7 @@ RECOMPUTED_RULES = (
         "learn/13_agent",
         what="the reference moves, though ref_every is not set: nothing holds the policy",
         cure="a frozen copy that no optimizer knows: create_reference_model(model), made once",
-        metrics=("reference_weight",),
+        metrics=("reference_weight_mean_abs",),
         applies=has_reference,
     ),
     Rule(

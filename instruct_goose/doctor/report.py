@@ -38,7 +38,7 @@ QUANTITIES = {
     "advantages": "advantage: what it was asked to do",
     "log_ratio_to_reference": "log π_old − log π_ref: how far from the reference",
     "kl": "exact KL to the reference in this state, nats",
-    "rewards": "reward, the price of drift taken off",
+    "rewards": "reward, less the KL penalty",
     "values": "value: what was expected",
     "old_logprobs": "log π_old: how surprising it was",
     "ref_logprobs": "log π_ref: how surprising the reference finds it",

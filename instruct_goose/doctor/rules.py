@@ -50,15 +50,15 @@ KEYS = tuple(
     """iteration reward_mean reward_std total_reward_mean beta kl_to_reference kl_estimate
     entropy response_length finished tokens flat_groups return_std value_mean max_sampler_deviation
     sampler_kl max_ratio_deviation_first importance_mean clip_fraction kl_to_old grad_norm rounding
-    sampled_nll sampled_nll_error prompt_nll prompts_given distinct_prompts distinct_responses
+    sampled_nll sampled_nll_error prompt_nll_ratio prompts_given distinct_prompts distinct_responses
     distinct_2 score_length_correlation reward_noise reward_shift advantage_std
     advantage_correlation value_error value_bias value_scatter return_gamma return_lam
     policy_gradient_scale policy_gradient_cosine value_gradient_scale value_gradient_cosine
     entropy_gradient_scale stale_gradient weights_moved kl_to_old_exact reference_moved
-    groups_dropped updates coverage_error optimizer_step_count lr weight_step value_weight_step
-    tensors_unmoved prompts_kept prompts_ended reference_weight advantage_mean
-    chosen_logprob reward_min reward_max return_mean
-    clipped_norm moment_norm tensors_without_gradient held_out_reward held_out_kl
+    groups_dropped updates coverage_error optimizer_step_count lr weight_change_rms
+    value_weight_change_rms tensors_unmoved prompts_kept prompts_ended reference_weight_mean_abs
+    advantage_mean chosen_logprob reward_min reward_max return_mean
+    clipped_grad_norm moment_norm tensors_without_gradient held_out_reward held_out_kl
     prompts_held_out weights_missing""".split()
 )
 PART = "reward_mean/"  # begins the name of a reward function's own mean, which is read as well
@@ -171,6 +171,12 @@ RENAMED = {
     "given_tokens": "environment_tokens",
     "optimizer_age": "optimizer_step_count",
     "tensors_still": "tensors_unmoved",
+    "clipped_norm": "clipped_grad_norm",
+    "weight_step": "weight_change_rms",
+    "value_weight_step": "value_weight_change_rms",
+    "reference_weight": "reference_weight_mean_abs",
+    "prompt_nll": "prompt_nll_ratio",
+    "ent_weight": "ent_coef_used",
     "moved": "log_ratio",
     "drift": "log_ratio_to_reference",
     "held": "clipped",
@@ -493,13 +499,13 @@ def nll_off_entropy(run: Run) -> str | None:
 def foreign_prompts(run: Run) -> str | None:
     """A reference that knows its prompts' language beats a uniform guess.
 
-    Then prompt_nll, −log π_ref / log |V|, is below 1. Evidence is a median of 1.2 or more. Without
-    a reference the policy itself is measured, which may have forgotten the prompts, and so may a
-    reference that follows it: nothing is said.
+    Then prompt_nll_ratio, −log π_ref / log |V|, is below 1. Evidence is a median of 1.2 or more.
+    Without a reference the policy itself is measured, which may have forgotten the prompts, and so
+    may a reference that follows it: nothing is said.
     """
     if not run["kl_to_reference"] or any(run["reference_moved"]):
         return None
-    return median_outside("prompt_nll", run["prompt_nll"], high=1.2)
+    return median_outside("prompt_nll_ratio", run["prompt_nll_ratio"], high=1.2)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #fd0b9fd1
 def charged_k1(run: Run) -> list[float]:  # of each iteration; []: it cannot be read
@@ -1069,7 +1075,7 @@ METRIC_RULES = (
         "reference/models/tokens",
         what="a uniform guess finds the prompts likelier than the model: are these its tokens?",
         cure="the tokenizer that the model was trained with",
-        metrics=("prompt_nll", "kl_to_reference"),
+        metrics=("prompt_nll_ratio", "kl_to_reference"),
         applies=has_reference,
     ),
     Rule(
@@ -1248,7 +1254,7 @@ METRIC_RULES = (
         small_rewards,
         "warning",
         "learn/14_reward_model",
-        what="the scores differ little beside the price of a nat: the policy will stay where it is",
+        what="the scores differ little compared with beta: the policy will stay where it is",
         cure="bring the rewards to standard deviation 1: RewardModel.normalise",
         metrics=("reward_std", "beta", "reward_mean", "total_reward_mean"),
         applies=charges_kl,
@@ -1301,7 +1307,7 @@ METRIC_RULES = (
         "guides/real_reviews",
         what="the responses have become a fraction of what they were: read them",
         cure=(
-            "a better reward, a higher beta, or a price on ending early, unless they are to be "
+            "a better reward, a higher beta, or a penalty for ending early, unless they are to be "
             "short"
         ),
         metrics=("response_length",),

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Batch', 'Trace', 'fsdp_requested', 'configs', 'Shards', 'shard_like', 'shards_of', 'is_sharded', 'shard_agent',
            'transformer_blocks', 'unshard', 'reshard', 'unsharded_copy', 'load_weights', 'synchronize',
-           'all_reduce_gradients', 'full_gradients', 'accumulate_gradient', 'LearnerState']
+           'all_reduce_gradients', 'optimized_parameters', 'full_gradients', 'accumulate_gradient', 'LearnerState']
 
 # %% ../../nbs/guides/fsdp.ipynb #d9c00004
 import os
@@ -24,7 +24,7 @@ from instruct_goose.core.processes import (
     all_reduce,
     broadcast_weights,
     full_tensor,
-    gather_results,
+    run_and_gather,
     require_equal,
     world_size,
 )
@@ -95,7 +95,7 @@ class Shards:
         Raises ValueError for moments that are neither one number nor one per weight, PeerFailed
         where another process has failed.
         """
-        gather_results(lambda: None)  # has a process failed? then no other waits for its shards
+        run_and_gather(lambda: None)  # has a process failed? then no other waits for its shards
         gathered: dict[str, dict[str, Tensor]] = {}
         for moment, by_name in moments.items():
             gathered[moment] = {name: full_tensor(x) for name, x in by_name.items()}
@@ -277,16 +277,27 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
     all_reduce([p.grad for p in learning if p.grad is not None])
 
 
-def full_gradients(agent: nn.Module, parameters: Iterable[Tensor]) -> list[Tensor]:
+def optimized_parameters(
+    agent: nn.Module, parameters: Iterable[nn.Parameter]
+) -> list[nn.Parameter]:
+    """List what the optimizer updates for these parameters of an agent.
+
+    They are the parameters themselves; under FSDP this process's shards of them.
+    """
+    shards = shards_of(agent)
+    if shards is None:
+        return list(parameters)
+    names = {id(p): name for name, p in agent.named_parameters()}
+    return [shards.parameters[names[id(p)]] for p in parameters]
+
+
+def full_gradients(agent: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     """Collect the gradients of an agent's parameters; zeros where there is none.
 
     Under FSDP they are put together from the shards of all processes, each of which calls this.
     """
-    names = {id(p): name for name, p in agent.named_parameters()}
-    shards = shards_of(agent)
     gradients = []
-    for p in parameters:
-        owner = p if shards is None else shards.parameters[names[id(p)]]
+    for p, owner in zip(parameters, optimized_parameters(agent, parameters), strict=True):
         gradients.append(torch.zeros_like(p) if owner.grad is None else full_tensor(owner.grad))
     return gradients
 
@@ -309,7 +320,7 @@ def accumulate_gradient(
     own_batches = list(batches)
     if is_sharded(module):
         return _accumulate_sharded(module, backward, idle, own_batches)
-    by_process = gather_results(lambda: [backward(batch) for batch in own_batches])
+    by_process = run_and_gather(lambda: [backward(batch) for batch in own_batches])
     all_reduce_gradients(module.parameters())
     return [trace for traces in by_process for trace in traces]
 
@@ -325,8 +336,8 @@ def _accumulate_sharded(
     A process with fewer micro-batches passes one of another's through the model, with a gradient
     of 0. FSDP takes the mean over the processes where the sum is wanted.
     """
-    first_batches = [batch for part in gather_results(lambda: own_batches[:1]) for batch in part]
-    rounds = max(gather_results(lambda: len(own_batches)))
+    first_batches = [batch for part in run_and_gather(lambda: own_batches[:1]) for batch in part]
+    rounds = max(run_and_gather(lambda: len(own_batches)))
     reshard(module)
     own_traces = [backward(batch) for batch in own_batches]
     for _ in range(rounds - len(own_batches)):
@@ -336,7 +347,7 @@ def _accumulate_sharded(
     for p in module.parameters():
         if p.grad is not None:
             p.grad.mul_(world_size())
-    return [trace for traces in gather_results(lambda: own_traces) for trace in traces]
+    return [trace for traces in run_and_gather(lambda: own_traces) for trace in traces]
 
 # %% ../../nbs/guides/fsdp.ipynb #b62fe4e7
 class LearnerState:

@@ -517,7 +517,7 @@ class DPOConfig(Supervised):
     NOT_TAKEN: ClassVar = {"answer_column": ANSWERS_OF_PAIRS}
 
     lr: Positive = 1e-5  # learning rate; with all weights of a 7 B 5e-7, for a tiny model 1e-3
-    beta: NotNegative = 0.1  # price of a nat of KL; smaller goes further
+    beta: NotNegative = 0.1  # points of reward per nat of KL; smaller goes further
     label_smoothing: Annotated[float, Limit(0, 0.5)] = 0.0  # share of wrong labels
 
 
@@ -529,7 +529,7 @@ class KTOConfig(Supervised):
     NOT_TAKEN: ClassVar = ONE_ANSWER
 
     lr: Positive = 1e-5  # learning rate; a model of under a million weights wants about 1e-3
-    beta: NotNegative = 0.1  # price of a nat of KL; smaller goes further
+    beta: NotNegative = 0.1  # points of reward per nat of KL; smaller goes further
     good_weight: Positive = 1.0  # weights times numbers of good and bad answers should be alike
     bad_weight: Positive = 1.0  # of the bad answers
 

@@ -58,7 +58,7 @@ class QuickstartConfig(SmallModelSettings):
     lr: Positive = 1e-3  # learning rate of the policy
     value_lr: Positive | None = 3e-3  # learning rate of the value function; none: the policy's
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"  # the others fall to 0
-    beta: NotNegative = 0.18  # price of one nat of KL to the reference
+    beta: NotNegative = 0.18  # points of reward per nat of KL to the reference
     # the data
     reviews: Count = 20_000  # sentences that the language model learns from
     pairs: Count = 20_000  # comparisons that the reward model learns from

@@ -348,7 +348,7 @@ class ReviewsConfig(SmallModelSettings):
     max_new_tokens: Count = 24  # longest response, in tokens
     lr: Positive = 5e-4  # learning rate of the policy
     value_lr: Positive | None = 1e-3  # learning rate of the value function; none: the policy's
-    beta: NotNegative = 0.05  # price of one nat of KL to the reference
+    beta: NotNegative = 0.05  # points of reward per nat of KL to the reference
     missing_eos_penalty: NotNegative | None = 0.5  # off the score of a response that was cut off
     # the data
     held_out: Annotated[int, Limit(2)] = 1_000  # rated snippets that no training sees

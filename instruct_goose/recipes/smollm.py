@@ -623,7 +623,7 @@ class RecipeFlags(Settings):
     algorithm: Annotated[str, OneOf(PRESETS)] | None = None  # none: the recipe's
     seed: Seed = 0  # of everything
     steps: Count | None = None  # iterations; none: the recipe's
-    beta: NotNegative | None = None  # price of a nat of KL; none: the recipe's
+    beta: NotNegative | None = None  # points of reward per nat of KL; none: the recipe's
     lr: Positive | None = None  # learning rate of the adapters; none: the recipe's
     output_dir: Path | None = None  # where the run is written; none: a fresh one under runs/
     resume: bool = False  # go on with the run in output_dir

@@ -333,7 +333,7 @@ def improve(
         **manager.seconds(),
         "torch_threads": config.threads,
         "resumed_from": manager.resumed_from,
-        "stopped": trainer.stopped,
+        "stopped": trainer.stop_reason,
         "best_iteration": trainer.best_policy.iteration,
         **found,
         "before": before,

@@ -244,7 +244,7 @@ def summary_of(trainer: RLHFTrainer, metrics: list[Metrics], manager: Checkpoint
         **manager.seconds(),
         "iterations": len(metrics),
         "resumed_from": manager.resumed_from,
-        "stopped": trainer.stopped,
+        "stopped": trainer.stop_reason,
         "best_iteration": trainer.best_policy.iteration,
         "first": first,
         "last": last,

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['R', 'Rollout', 'by_length', 'micro_batch_slices', 'finished', 'decode', 'attach_texts', 'PromptBatch', 'Tokens',
-           'concat', 'concat_column', 'map_rows', 'require_texts', 'require_scores']
+           'concat', 'concat_column', 'map_shares', 'require_texts', 'require_scores']
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #0b555037
 import math
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from ..config import RLHFConfig
-from ..core.processes import gather_results, rank_slice, world_size
+from ..core.processes import run_and_gather, rank_slice, world_size
 from ..models.response import to_device
 from ..models.tokens import unpad
 from ..objective.masks import last_index
@@ -364,7 +364,7 @@ def concat_column(name: str, columns: Sequence[Any], fill: int = 0) -> Any:
     return torch.cat(padded)
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #b9c00007
-def map_rows(
+def map_shares(
     function: Callable[[Rollout], Mapping[str, Any]],  # rows → columns, one entry per row
     rollout: Rollout,
     unit: int = 1,  # so many neighbouring rows stay in one process
@@ -384,7 +384,7 @@ def map_rows(
             return 0, {}
         return rows, dict(function(rollout[share]))
 
-    parts = [(rows, columns) for rows, columns in gather_results(compute_share) if rows > 0]
+    parts = [(rows, columns) for rows, columns in run_and_gather(compute_share) if rows > 0]
     whole = {}
     for name in parts[0][1]:
         whole[name] = _whole_column(name, [(rows, columns[name]) for rows, columns in parts])

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..config import precision, RLHFConfig
 from ..core.checks import shorten
 from ..core.tensor_checks import refuse_if
-from ..core.processes import require_equal, world_size, rank_slice, gather_results
+from ..core.processes import require_equal, world_size, rank_slice, run_and_gather
 from ..core.random import ShardedGenerator
 from ..models.agent import Agent
 from ..models.response import response_logprobs
@@ -440,7 +440,7 @@ class DataParallelSampler:
             rollout = attach_texts(rollout, self.tokens.tokenizer)
             return rollout, 0 if shard is None else shard.draws
 
-        results = gather_results(sample_share)
+        results = run_and_gather(sample_share)
         if shard is not None:
             shard.catch_up(max(draws for _, draws in results))
         parts = [rollout for rollout, _ in results if rollout is not None]

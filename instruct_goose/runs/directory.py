@@ -266,7 +266,7 @@ class RunLog(Callback[RLHFTrainer]):
         self.digest.update(json_line(metrics).encode())
         state = partial(self.state_of, trainer)
         self.stage.after_step(
-            trainer.iteration, trainer.config.steps, state, is_last=bool(trainer.stopped)
+            trainer.iteration, trainer.config.steps, state, is_last=bool(trainer.stop_reason)
         )
 
     def state_of(self, trainer: RLHFTrainer) -> State:
@@ -291,7 +291,7 @@ class RunLog(Callback[RLHFTrainer]):
             identity = {**state["identity"], "config": config}  # a run may grow
             trainer.load_state_dict({**state, "identity": identity})
             if steps != trainer.config.steps:  # and goes on then, also if it was stopped early
-                trainer.stopped = None
+                trainer.stop_reason = None
                 on_main_process(
                     partial(print_new_schedule, trainer.config, steps, trainer.iteration)
                 )
@@ -390,19 +390,19 @@ def train_policy(
     """Call `trainer.train` from where its stage was left, with log and checkpoints.
 
     Returns the metrics of all iterations, those of an earlier process among them. With keep_best
-    the run ends with the best policy, `trainer.best_policy`; `trainer.stopped` says why it ended
-    early. After Ctrl-C, which is raised again, policy/ holds the model of the last whole iteration.
-    Raises ValueError as `RunLog.resume`, and what `train` raises.
+    the run ends with the best policy, `trainer.best_policy`. `trainer.stop_reason` says why the
+    run ended early. After Ctrl-C, which is raised again, policy/ holds the model of the last whole
+    iteration. Raises ValueError as `RunLog.resume`, and what `train` raises.
     """
     out = Path(out).absolute()  # a reward may change the working directory
     log = RunLog(out, stage)
     with logging_to(trainer, log, out, job):
         log.resume(trainer)  # the state of a tracker as well, which is a callback here
-        if trainer.iteration < trainer.config.steps and not trainer.stopped:
+        if trainer.iteration < trainer.config.steps and not trainer.stop_reason:
             _train_on(trainer, job, out, stage)
-    if is_main_process() and trainer.stopped:
-        print(f"  Stopped early: {trainer.stopped}")
-    if trainer.best is not None:
+    if is_main_process() and trainer.stop_reason:
+        print(f"  Stopped early: {trainer.stop_reason}")
+    if trainer.best_weights is not None:
         trainer.load_best()
         if is_main_process():
             print(f"  Kept: the policy after {trainer.best_policy.iteration} iterations")
@@ -413,7 +413,7 @@ def _train_on(trainer: RLHFTrainer, job: TrainingJob, out: Path, stage: Stage) -
     "Train from where the trainer stands; after Ctrl-C save the policy of the last whole iteration."
     prompts = job.prompts
     if not is_indexable(prompts):  # a stream begins anew: skip what has been seen
-        prompts = islice(prompts, trainer.prompts.seen, None)
+        prompts = islice(prompts, trainer.prompt_order.seen, None)
     progress = job.progress and is_main_process()
     try:
         evaluates = trainer.config.eval_every is not None

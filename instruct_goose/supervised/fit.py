@@ -199,7 +199,7 @@ def fit(
                     random_now = RandomState(generators).state_dict()
                     state = partial(fit_state, model, optimizer, random_now, history)
                     if stage is not None:
-                        stage.mark_reached(step + 1, steps, state)
+                        stage.offer_state(step + 1, steps, state)
                 bar.step(f"loss {log['loss']:.3f}")
                 if callback is not None:
                     callback(step, history[-1])

@@ -204,7 +204,7 @@ def objective(
     logprobs: Float[Tensor, "prompt response"],  # log π(r|q)
     ref_logprobs: Float[Tensor, "prompt response"],  # log π_ref(r|q)
     rewards: Float[Tensor, "prompt response"],
-    beta: int | float,  # price of a nat
+    beta: int | float,  # points per nat of KL
 ) -> Float[Tensor, ""]:
     "J = E_q Σ_r π(r|q)·[R(q, r) − β·(log π(r|q) − log π_ref(r|q))], all terms."
     return (logprobs.exp() * (rewards - beta * (logprobs - ref_logprobs))).sum(-1).mean()
@@ -213,7 +213,7 @@ def objective(
 def optimum(
     ref_logprobs: Float[Tensor, "prompt response"],  # log π_ref(r|q)
     rewards: Float[Tensor, "prompt response"],
-    beta: int | float,  # price of a nat, above 0
+    beta: int | float,  # points per nat of KL, above 0
 ) -> Float[Tensor, "prompt response"]:  # log-probabilities
     "log π*(r|q) = log π_ref(r|q) + R(q, r)/β − log Z(q): what maximises `objective`."
     return (ref_logprobs + rewards / beta).log_softmax(-1)

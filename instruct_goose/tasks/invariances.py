@@ -56,7 +56,7 @@ def outcome(
     metrics |= trainer.optimize(experience)
     numbers = {}
     for name, value in metrics.items():
-        if name not in ("weights_moved", "weight_step"):  # rounding moves a weight or not
+        if name not in ("weights_moved", "weight_change_rms"):  # rounding moves a weight or not
             value = float("nan") if value is None else value
             numbers[f"metric {name}"] = torch.tensor(value, dtype=torch.float64)
     reported = experience[rows]

@@ -710,12 +710,12 @@ def run_probes(
 def ignoring(**settings: object) -> type[RLHFTrainer]:
     "Make a trainer class that replaces settings it is given by these."
 
-    class Deaf(RLHFTrainer):
+    class WithSettings(RLHFTrainer):
         def __init__(self, model, ref_model=None, config=None, **options):
             config = replace(config or RLHFConfig(), **settings)
             super().__init__(model, ref_model, config, **options)
 
-    return Deaf
+    return WithSettings
 
 
 def with_annotations(

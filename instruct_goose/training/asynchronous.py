@@ -68,7 +68,7 @@ class BackgroundSampler:
         self.reward_fn = reward_fn
         self.order = PromptOrder(trainer.config.seed)
         self.order.open(prompts)
-        self.order.load_state_dict(trainer.prompts.state_dict())
+        self.order.load_state_dict(trainer.prompt_order.state_dict())
         self.iteration = trainer.iteration  # whose batch is written next
         self.end = trainer.iteration + steps
         self.weights_changed = threading.Condition()

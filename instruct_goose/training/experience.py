@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NO_REFERENCE', 'Annotations', 'Experience', 'model_inputs', 'require_finite', 'annotate', 'annotate_share',
-           'annotate_rows', 'at_tokens', 'next_token_logits', 'compare_row_by_row', 'evaluate_policy',
+           'annotate_rows', 'at_tokens', 'next_token_logits', 'compare_row_by_row', 'evaluate_tokens',
            'kl_penalty_in_reward', 'greedy_baseline', 'count_group_tokens', 'raw_advantages', 'make_experience']
 
 # %% ../../nbs/reference/training/experience.ipynb #b5bea7bd
@@ -38,7 +38,7 @@ from instruct_goose.rollouts.rollout import (
     attach_texts,
     by_length,
     finished,
-    map_rows,
+    map_shares,
     micro_batch_slices,
     require_scores,
     Rollout,
@@ -149,7 +149,7 @@ def annotate(
     training forward pass does (with `importance_cap` a difference is corrected instead).
     """
     annotations = Annotations(
-        **map_rows(lambda rows: annotate_share(agent, ref_model, rows, config)._asdict(), rollout)
+        **map_shares(lambda rows: annotate_share(agent, ref_model, rows, config)._asdict(), rollout)
     )
     require_finite(rollout, annotations._asdict())
     if rollout.sampled_logprobs is not None and config.importance_cap is None:
@@ -276,7 +276,7 @@ def compare_row_by_row(
     return Compared(*(torch.cat(parts) for parts in zip(*compared, strict=True)))
 
 # %% ../../nbs/reference/training/experience.ipynb #29fbef1d
-def evaluate_policy(agent: Agent, batch: Rollout, config: RLHFConfig) -> Evaluation:
+def evaluate_tokens(agent: Agent, batch: Rollout, config: RLHFConfig) -> Evaluation:
     """Compute log π_θ, entropy and V of each token as the policy is now.
 
     (B, T) each, with gradient and without dropout, 0 at tokens that others wrote. With a

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Metrics', 'WATCHED', 'BARS', 'UNLOGGED_PARTS', 'MAX_TABLE_SIZE', 'MAX_COMPARED_ROWS', 'WEIGHT_CHANGES', 'correlation',
-           'distinct', 'text_metrics', 'estimate_discounts', 'advantage_metrics', 'prompt_nll', 'gradient_slopes',
+           'distinct', 'text_metrics', 'estimate_discounts', 'advantage_metrics', 'prompt_nll_ratio', 'gradient_slopes',
            'expected_negative_gradients', 'json_number', 'json_numbers', 'History', 'sparkline', 'rollout_metrics',
            'score_metrics', 'sampler_metrics', 'ratio_metrics', 'step_metrics', 'check_first_step', 'require_new_names',
            'held_out_logged', 'update_metrics', 'timing', 'trainer_metrics', 'moment_norm', 'prompt_metrics',
@@ -22,12 +22,13 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ..config import precision, RLHFConfig
+from ..core.processes import full_tensor
 from ..data.rows import TEMPLATE_COLUMNS
 from ..models.agent import Agent
 from ..models.families import vocabulary_size
 from ..models.loading import missing_weights
 from ..models.response import response_logprobs
-from ..models.sharding import full_gradients
+from ..models.sharding import full_gradients, optimized_parameters
 from ..models.tokens import compact
 from ..objective.advantages import discounted_returns
 from ..objective.group import flat_groups
@@ -190,7 +191,7 @@ def advantage_metrics(experience: Experience, config: RLHFConfig) -> dict[str, T
 
 # %% ../../nbs/reference/training/metrics.ipynb #38b3981b
 @torch.no_grad()
-def prompt_nll(model: PreTrainedModel, rollout: Rollout) -> Tensor:
+def prompt_nll_ratio(model: PreTrainedModel, rollout: Rollout) -> Tensor:
     """Compute −mean log π_ref(qₜ|q₁…qₜ₋₁) / log |V| over t > 1, of at most 8 prompts.
 
     A model that guesses among its |V| tokens has 1. NaN where no prompt has two tokens.
@@ -210,7 +211,7 @@ def gradient_slopes(
     batch: Experience,
     traces: Sequence[MicroBatchTrace],  # of the micro-batches of this minibatch
     config: RLHFConfig,
-    ent_weight: float | None = None,  # c₂; None: the setting
+    ent_coef: float | None = None,  # c₂; None: the setting
 ) -> dict[str, Tensor]:
     """Compare the loss's gradients g = −∂L/∂x with those the equations expect, e.
 
@@ -219,7 +220,7 @@ def gradient_slopes(
     """
     names = {"logprobs": "policy", "values": "value", "entropy": "entropy"}
     slopes = {}
-    for output, gradient in expected_negative_gradients(batch, config, ent_weight).items():
+    for output, gradient in expected_negative_gradients(batch, config, ent_coef).items():
         name = names[output]
         expected = batch.at_sampled(gradient).double()
         parts = []
@@ -241,7 +242,7 @@ def gradient_slopes(
 def expected_negative_gradients(
     batch: Experience,
     config: RLHFConfig,
-    ent_weight: float | None = None,  # c₂; None: the setting
+    ent_coef: float | None = None,  # c₂; None: the setting
 ) -> dict[str, Float[Tensor, "batch time"]]:
     """Compute −∂L/∂x where π = π_old, for each output x of the models.
 
@@ -268,7 +269,8 @@ def expected_negative_gradients(
     expected = {"logprobs": -policy_gradient}
     if batch.values is not None and batch.returns is not None:
         expected["values"] = config.vf_coef * token_weights * (batch.returns - batch.values)
-    ent_coef = config.ent_coef if ent_weight is None else ent_weight
+    if ent_coef is None:
+        ent_coef = config.ent_coef
     expected["entropy"] = ent_coef * token_weights
     return expected
 
@@ -505,7 +507,7 @@ def check_first_step(
     batch: Experience,  # the first minibatch of an iteration
     traces: Sequence[MicroBatchTrace],
     config: RLHFConfig,
-    ent_weight: float | None,  # c₂; None: the setting
+    ent_coef: float | None,  # c₂; None: the setting
     eps: float,  # ε of `rounding`
 ) -> dict[str, Tensor]:
     """Check that π_θ is still π_old, and compare gradients with the expected ones.
@@ -522,7 +524,7 @@ def check_first_step(
         "before the first update",
         config.temperature,
     )
-    slopes = gradient_slopes(batch, traces, config, ent_weight)
+    slopes = gradient_slopes(batch, traces, config, ent_coef)
     return {"max_ratio_deviation_first": deviation, **slopes}
 
 
@@ -602,25 +604,25 @@ def trainer_metrics(
     """Log what the doctor asks of models and optimizer, beside rollout and update.
 
     The learning rate, ε of the policy's precision, Adam's count of steps and the norm of its first
-    moment, the mean absolute weight of the reference (a cheap fingerprint), `prompt_nll`, and
-    how many weights `load_model` did not find in the policy's files.
+    moment, the mean absolute weight of the reference (a cheap fingerprint), `prompt_nll_ratio`,
+    and how many weights `load_model` did not find in the policy's files.
     """
     step_count = None
     for state in optimizer.state.values():
         if "step" in state:  # on a GPU reading one waits for it; all have made as many steps
             step_count = int(state["step"])
             break
-    reference_weight = None
+    reference_weight_mean_abs = None
     if ref_model is not None:
         weights = torch.cat(sample_weights(list(ref_model.parameters())))
-        reference_weight = json_number(weights.abs().mean())
+        reference_weight_mean_abs = json_number(weights.abs().mean())
     return {
         "lr": optimizer.param_groups[0]["lr"],
         "rounding": rounding(agent.model, config),
         "optimizer_step_count": step_count,  # Adam's count of its steps
         "moment_norm": json_number(moment_norm(agent, optimizer)),
-        "reference_weight": reference_weight,  # another one: another reference
-        "prompt_nll": json_number(prompt_nll(ref_model or agent.model, experience)),
+        "reference_weight_mean_abs": reference_weight_mean_abs,  # another one: another reference
+        "prompt_nll_ratio": json_number(prompt_nll_ratio(ref_model or agent.model, experience)),
         "weights_missing": len(missing_weights(agent.model)),
     }
 
@@ -628,16 +630,14 @@ def trainer_metrics(
 def moment_norm(agent: Agent, optimizer: Optimizer) -> Tensor | None:
     """Compute the norm of Adam's first moment of the policy, an average of clipped gradients.
 
-    It is at most max_grad_norm. None for another optimizer, and where weights are shards.
+    It is at most max_grad_norm. None for another optimizer. Under FSDP each process calls this,
+    and the norm is that of all shards.
     """
     norms = []
-    for parameter in agent.policy_parameters():
+    for parameter in optimized_parameters(agent, agent.policy_parameters()):
         moment = optimizer.state.get(parameter, {}).get("exp_avg")
-        if moment is None:
-            continue
-        if hasattr(moment, "full_tensor"):
-            return None
-        norms.append(torch.linalg.vector_norm(moment.float()))
+        if moment is not None:
+            norms.append(full_tensor(torch.linalg.vector_norm(moment.float())))
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
 # %% ../../nbs/reference/training/metrics.ipynb #48110085
@@ -717,9 +717,9 @@ def weight_changes(
 ) -> dict[str, Tensor]:
     """Measure how the updates moved the weights, of a sample of them.
 
-    `update_ratio` is ‖Δθ‖ / ‖θ‖ and `weight_step` the root mean square of Δθ; `weights_moved` is
-    the share that moved of the weights with a gradient, `tensors_unmoved` the share of tensors
-    that have one and did not move; `clipped_norm` is the norm of the last, clipped gradient.
+    `update_ratio` is ‖Δθ‖ / ‖θ‖ and `weight_change_rms` the root mean square of Δθ. `weights_moved`
+    is the share that moved of the weights with a gradient, `tensors_unmoved` the share of tensors
+    that have one and did not move. `clipped_grad_norm` is the norm of the last, clipped gradient.
     """
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     after = sample_weights(parameters)
@@ -731,20 +731,20 @@ def weight_changes(
     tensor_moved = torch.stack([x.any() for x in moved])
     step = torch.cat(steps)
     return {
-        "clipped_norm": torch.linalg.vector_norm(torch.stack(norms)),
+        "clipped_grad_norm": torch.linalg.vector_norm(torch.stack(norms)),
         "update_ratio": step.norm() / torch.cat(list(before)).norm(),
         "weights_moved": torch.cat(moved).sum() / torch.cat(has_gradient).sum(),
-        "weight_step": step.square().mean().sqrt(),
+        "weight_change_rms": step.square().mean().sqrt(),
         "tensors_without_gradient": (torch.stack(norms) == 0).float().mean(),
         "tensors_unmoved": (sampled_gradient & ~tensor_moved).float().mean(),
     }
 
 # %% ../../nbs/reference/training/metrics.ipynb #bb349912
 WEIGHT_CHANGES = (  # the names of `weight_changes`
-    "clipped_norm",
+    "clipped_grad_norm",
     "update_ratio",
     "weights_moved",
-    "weight_step",
+    "weight_change_rms",
     "tensors_without_gradient",
     "tensors_unmoved",
 )
@@ -804,12 +804,15 @@ class PolicyChange:
         if "policy" in self.learning:
             measured |= self.compare_weights("policy")
         if "values" in self.learning:
-            measured["value_weight_step"] = self.compare_weights("values")["weight_step"]
+            measured["value_weight_change_rms"] = self.compare_weights("values")[
+                "weight_change_rms"
+            ]
         return json_numbers(measured)
 
     def has_gradient(self) -> bool:
         "Has an update left a gradient?"
-        return any(parameter.grad is not None for parameter in self.agent.parameters())
+        parameters = optimized_parameters(self.agent, self.agent.parameters())
+        return any(parameter.grad is not None for parameter in parameters)
 
     def compare_weights(self, model: str) -> dict[str, Tensor]:
         """Measure `weight_changes` of the "policy" or of the "values"."""

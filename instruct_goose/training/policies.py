@@ -19,6 +19,7 @@ from ..models.agent import Agent
 from ..models.sharding import load_weights
 from ..objective.masks import masked_sum
 from .experience import Experience
+from .metrics import Metrics
 
 # %% ../../nbs/reference/training/policies.ipynb #24b7f4a2
 @torch.no_grad()
@@ -123,15 +124,15 @@ class PolicySnapshot:
     def __init__(self, agent: Agent):
         self.agent = agent
         self.weights: dict[str, Tensor] | None = None  # None: no policy has been kept
-        self.value: float | None = None
+        self.kept_for: float | None = None  # its reward or its KL
         self.iteration: int | None = None  # how many iterations it had seen
 
-    def keep(self, value: float, iteration: int) -> None:
+    def keep(self, kept_for: float, iteration: int | None) -> None:
         """Copy the policy's weights to the CPU, in the place of those that were kept.
 
-        `value` is what it is kept for, a reward or a KL; `iteration` is how many it has seen.
+        `kept_for` is its reward or its KL; `iteration` is how many iterations it has seen.
         """
-        self.value = value
+        self.kept_for = kept_for
         self.iteration = iteration
         self.weights = {
             name: x.to("cpu", copy=True) for name, x in module_state(self.agent.model).items()
@@ -150,13 +151,17 @@ class PolicySnapshot:
 
     def state_dict(self) -> State:
         "Return the kept weights and their number, not copied."
-        return {"weights": self.weights or {}, "value": self.value, "iteration": self.iteration}
+        return {
+            "weights": self.weights or {},
+            "kept_for": self.kept_for,
+            "iteration": self.iteration,
+        }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         "Raise ValueError for the weights of another model. Changes nothing."
-        hints = {"weights": dict, "value": float | None, "iteration": IterationCount | None}
+        hints = {"weights": dict, "kept_for": float | None, "iteration": IterationCount | None}
         check_values(state, hints)
-        if state["value"] is not None:
+        if state["kept_for"] is not None:
             expected = module_state(self.agent.model)
             what = "another model's weights, in a policy that was put aside"
             check_tensors(expected, state["weights"], what)
@@ -164,22 +169,22 @@ class PolicySnapshot:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         "Take over a state that has been checked."
         self.weights = dict(state["weights"]) or None
-        self.value = state["value"]
+        self.kept_for = state["kept_for"]
         self.iteration = state["iteration"]
 
 # %% ../../nbs/reference/training/policies.ipynb #4288e8b1
 class BestPolicy(PolicySnapshot):
     """Keeps the policy with the highest held-out reward, as `keep_best` asks.
 
-    Each evaluation is offered to it; the first of two equal rewards stays.
+    Each evaluation of `train` is offered to it; the first of two equal rewards stays.
     """
 
-    def offer(self, reward: float | None, iteration: int) -> None:
+    def offer(self, reward: float | None, iteration: int | None) -> None:
         """Keep the policy as it is now, if its reward is above that of the one kept.
 
         None, a reward that is not finite, is never kept.
         """
-        if reward is not None and (self.value is None or reward > self.value):
+        if reward is not None and (self.kept_for is None or reward > self.kept_for):
             self.keep(reward, iteration)
 
     def named_weights(self) -> dict[str, Tensor] | None:
@@ -202,8 +207,8 @@ class KLStop(PolicySnapshot):
     """Ends a run whose KL to the reference exceeds a limit.
 
     The last policy within the limit is kept, and put back. The KL is exact, in nats per response:
-    the metric kl_to_reference. It is that of the policy that sampled, so the policy after the last
-    iteration is not measured.
+    the metric kl_to_reference. It is that of the policy that sampled; the policy after the last
+    iteration of `train` is measured by itself, as final_kl_to_reference.
     """
 
     def __init__(self, agent: Agent, limit: float | None):  # None: there is none
@@ -221,15 +226,19 @@ class KLStop(PolicySnapshot):
         if kl <= self.limit:
             self.keep(kl, iteration)
 
-    def reason_to_stop(self, kl: float | None) -> str | None:
+    def reason_to_stop(self, metrics: Metrics) -> str | None:
         """Say after an iteration why the run has to end; None: it may go on.
 
-        The reason announces that the last policy within the limit is put back, which
-        `load_into_policy` does.
+        Reads kl_to_reference and, where it is there, final_kl_to_reference. The reason announces
+        that the last policy within the limit is put back, which `load_into_policy` does.
         """
-        if self.limit is None or kl is None or kl <= self.limit:
+        if self.limit is None:
             return None
-        reason = f"kl_to_reference is {kl:.3g}, above max_kl_to_reference, {self.limit:g}"
-        if self.weights is not None:
-            reason += f"; the policy after {self.iteration} iterations is put back"
-        return reason
+        for name in ("kl_to_reference", "final_kl_to_reference"):
+            kl = metrics.get(name)
+            if kl is not None and kl > self.limit:
+                reason = f"{name} is {kl:.3g}, above max_kl_to_reference, {self.limit:g}"
+                if self.weights is not None:
+                    reason += f"; the policy after {self.iteration} iterations is put back"
+                return reason
+        return None

@@ -178,7 +178,7 @@ def record_tokens(
     chosen = recorded_rows(experience, rows)
     some = experience[chosen]
     with torch.no_grad():
-        new = trainer.evaluate_policy(some)
+        new = trainer.evaluate_tokens(some)
     columns = token_columns(new.logprobs, some, config)
     notes = [{} for _ in range(len(some))]
     if recompute:

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 from ..config import FOREIGN_NAMES, lr_factor, precision, RLHFConfig
 from ..core.checks import answers_foreign, check_values, json_object, Limit
 from ..core.tensor_checks import deferred_checks, require_finite_weights
-from ..core.processes import find_device, gather_results, on_main_process, ProgressBar
+from ..core.processes import find_device, run_and_gather, on_main_process, ProgressBar
 from ..core.random import EVALUATION_STREAM, generator, Generators
 from instruct_goose.core.state import (
     check_identity,
@@ -75,7 +75,7 @@ from instruct_goose.rollouts.rewards import (
 # %% ../../nbs/learn/16_trainer.ipynb #04c3b696
 from instruct_goose.rollouts.rollout import (
     attach_texts,
-    map_rows,
+    map_shares,
     PromptBatch,
     require_scores,
     Rollout,
@@ -93,7 +93,9 @@ from instruct_goose.rollouts.sampler import (
     sync_weights,
 )
 from instruct_goose.training.callbacks import (
+    call_hooks,
     Callback,
+    callback_parts,
     check_callbacks,
     Phases,
     StopWhen,
@@ -103,7 +105,7 @@ from instruct_goose.training.experience import (
     annotate,
     annotate_share,
     Annotations,
-    evaluate_policy,
+    evaluate_tokens,
     Experience,
     greedy_baseline,
     kl_penalty_in_reward,
@@ -137,7 +139,7 @@ from instruct_goose.training.policies import (
     PolicySnapshot,
 )
 from instruct_goose.training.update import (
-    backward,
+    add_gradient,
     clip_gradients,
     Coefficients,
     drop_truncated,
@@ -201,14 +203,15 @@ class RLHFTrainer:
         sync_weights(self.sampler, self.agent.model)  # an engine has weights of its own
         self.callbacks = list(callbacks)
         self.generators = Generators(self.config.seed)
-        self.prompts = PromptOrder(self.config.seed)
+        self.prompt_order = PromptOrder(self.config.seed)
         self.coefficients = Coefficients(self.config)
         self.reward_scale = RewardScale()
         self.best_policy = BestPolicy(self.agent)
         self.kl_stop = KLStop(self.agent, self.config.max_kl_to_reference)
         self.held_out: HeldOut | None = None  # while `train` runs, with eval_every
+        self.ends_after: int | None = None  # while `train` runs: iterations done when it ends
         self.iteration = 0  # iterations done
-        self.stopped: str | None = None  # why the last `train` ended early
+        self.stop_reason: str | None = None  # why the last `train` ended early
 
     # ---------------------------------------------------------------- the algorithm
 
@@ -253,7 +256,7 @@ class RLHFTrainer:
                 config,
             )
         if config.max_redraws or config.drop_flat_groups:
-            take_prompts = self.prompts.take if self.prompts.is_open else None
+            take_prompts = self.prompt_order.take if self.prompt_order.is_open else None
             rollout = resample_flat_groups(
                 rollout, config, self.rollout_again, ask_rewards, take_prompts
             )
@@ -297,11 +300,11 @@ class RLHFTrainer:
         self.kl_stop.keep_if_within_limit(experience, self.iteration)
         self.coefficients.begin(experience)
         change = PolicyChange(self.agent, experience, self.config)
-        logs = self.updates(experience)
+        logs = self.run_epochs(experience)
         require_finite_weights(self.agent)
         return update_metrics(logs, experience, self.config.epochs) | change.metrics()
 
-    def updates(self, experience: Experience) -> list[dict[str, Tensor]]:
+    def run_epochs(self, experience: Experience) -> list[dict[str, Tensor]]:
         """Step on each minibatch of each epoch. Returns the log of each step.
 
         `kl_to_old` is measured before each step. The step at which it exceeds `max_kl_to_old` is
@@ -327,27 +330,27 @@ class RLHFTrainer:
         loss or a gradient that is not finite; no weight has moved then.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        add_gradient = partial(backward, self.agent, self.evaluate_policy, self.loss)
+        add_rows = partial(add_gradient, self.agent, self.evaluate_tokens, self.loss)
         with deferred_checks():  # read before any weight moves
             traces = accumulate_gradient(
-                self.agent, add_gradient, self.evaluate_policy, micro_batches(batch, self.config)
+                self.agent, add_rows, self.evaluate_tokens, micro_batches(batch, self.config)
             )
             log = step_metrics(batch, traces, self.config)
             if is_first:
                 eps = rounding(self.agent.model, self.config)
-                ent_weight = self.coefficients.ent_weight
-                log |= check_first_step(batch, traces, self.config, ent_weight, eps)
+                ent_coef = self.coefficients.ent_coef_used
+                log |= check_first_step(batch, traces, self.config, ent_coef, eps)
             log |= clip_gradients(self.agent, self.config.max_grad_norm)
         self.optimizer.step()
         return log
 
-    def evaluate_policy(self, batch: Rollout) -> Evaluation:
+    def evaluate_tokens(self, batch: Rollout) -> Evaluation:
         """Compute log π_θ, entropy and V of each token now, (B, T) each.
 
         With gradient and without dropout, at the temperature that sampled; 0 at padding. Each
         update asks for it once per micro-batch.
         """
-        return evaluate_policy(self.agent, batch, self.config)
+        return evaluate_tokens(self.agent, batch, self.config)
 
     def loss(self, new: Evaluation, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
         """L = −L^CLIP + c₁·L^VF − c₂·S, perhaps + β·KL, and its parts for the log.
@@ -356,7 +359,7 @@ class RLHFTrainer:
         several: average with `aggregate(…, **aggregation_args(self.config, batch))`, which divides
         by the count of the whole minibatch, or the loss depends on how it is cut.
         """
-        ent_coef = self.coefficients.ent_weight
+        ent_coef = self.coefficients.ent_coef_used
         balance = router_coef(self.agent.model, self.config.router_aux_loss_coef)
         return total_loss(new, batch, self.config, self.beta, ent_coef, balance)
 
@@ -421,8 +424,8 @@ class RLHFTrainer:
         def score(rows: Rollout) -> dict[str, Any]:
             return score_rollout(rows, reward_fn, self.config, self.tokens, progress, log, kind)
 
-        columns = map_rows(score, rollout, unit=self.config.group_size)
-        logged, extra = merge_reward_logs(gather_results(lambda: log))
+        columns = map_shares(score, rollout, unit=self.config.group_size)
+        logged, extra = merge_reward_logs(run_and_gather(lambda: log))
         return replace(
             rollout,
             scores=columns["scores"].to(self.device),
@@ -496,21 +499,21 @@ class RLHFTrainer:
         Returns all of its metrics.
         """
         metrics = self.measure(prompts, experience, update_log, seconds)
-        kl_reason = self.kl_stop.reason_to_stop(metrics["kl_to_reference"])
-        if kl_reason is not None:  # first of all: a moving reference follows the policy put back
-            self.load_kept_policy(self.kl_stop)  # the last policy within the limit
-        metrics |= self.advance(metrics)
+        metrics |= self.measure_final_kl(prompts)
+        kl_reason = self.kl_stop.reason_to_stop(metrics)
+        iterations_seen: int | None = self.iteration + 1  # by the policy that stays
+        if kl_reason is not None and self.load_kept_policy(self.kl_stop):
+            iterations_seen = self.kl_stop.iteration  # the last policy within the limit
+        metrics |= self.advance(metrics)  # now: a moving reference follows the policy put back
         if self.held_out is not None and self.held_out.is_due(self.iteration):
-            with explain_nonfinite(self.agent, self.ref_model, self.iteration - 1):
-                metrics |= self.evaluate(
-                    self.held_out.prompts, self.held_out.reward_fn, self.config.eval_greedy
-                )
+            metrics |= self.evaluate_held_out(self.held_out, iterations_seen)
         reasons = self.ask_callbacks(experience, metrics)
         if kl_reason is not None:
             reasons.append(kl_reason)
-        self.stopped = f"iteration {metrics['iteration']}: {reasons[0]}" if reasons else None
-        for callback in self.callbacks:
-            callback.on_iteration_end(self, experience, metrics)
+        self.stop_reason = None
+        if reasons:
+            self.stop_reason = f"iteration {metrics['iteration']}: {reasons[0]}"
+        call_hooks(self.callbacks, lambda c: c.on_iteration_end(self, experience, metrics))
         return metrics
 
     def measure(
@@ -535,6 +538,23 @@ class RLHFTrainer:
         require_new_names(metrics, update_log)
         return metrics | update_log
 
+    def measure_final_kl(self, prompts: Prompts) -> Metrics:
+        """Measure the policy that `train` leaves, in its last iteration with max_kl_to_reference.
+
+        Returns `final_kl_to_reference`, in nats per response. The KL of a rollout is that of the
+        policy before the update, so the last policy needs a rollout of its own: the iteration's
+        prompts are answered again, from random numbers that training does not use.
+        """
+        if self.iteration + 1 != self.ends_after or self.kl_stop.limit is None:
+            return {}
+        numbers = generator(self.config.seed, EVALUATION_STREAM)
+        with explain_nonfinite(self.agent, self.ref_model, self.iteration):
+            rollout = self.generate(prompts, self.config.group_size, numbers)
+            kl = self.annotate(rollout).kl
+        if kl is None:
+            return {}
+        return {"final_kl_to_reference": json_number(masked_sum(kl, rollout.mask, dim=-1).mean())}
+
     def advance(self, metrics: Metrics) -> Metrics:
         """Count the iteration, and move on what changes between two: β, c₂, η and π_ref.
 
@@ -551,7 +571,7 @@ class RLHFTrainer:
 
         A callback of any process can end the run: the reasons are those of all processes.
         """
-        answers = gather_results(
+        answers = run_and_gather(
             lambda: [
                 callback.on_iteration(self, experience, metrics) for callback in self.callbacks
             ]
@@ -569,7 +589,7 @@ class RLHFTrainer:
         progress: bool = True,  # a progress bar
         held_out: Prompts | None = None,  # prompts for `evaluate`, every eval_every
     ) -> list[Metrics]:
-        """Iterate `step`. If the run ends early, `stopped` says why.
+        """Iterate `step`. If the run ends early, `stop_reason` says why.
 
         Raises ValueError where nothing is left to do, the learning rate's schedule has ended, the
         prompts run out, or eval_every is set without held_out; TypeError for callbacks that are
@@ -596,15 +616,16 @@ class RLHFTrainer:
             read = frozenset(prompts_read(fitting))
             evaluated = HeldOut(fitting, reward_fn, config.eval_every, read)
         prompts = self.prompts_that_fit(prompts)
-        self.stopped = None
+        self.stop_reason = None
         if callback is not None:
             self.callbacks = [*own_callbacks, StopWhen(callback)]
         try:
             self.held_out = evaluated
-            self.prompts.open(prompts, self.is_short_enough)
+            self.prompt_order.open(prompts, self.is_short_enough)
+            self.ends_after = self.iteration + steps
             with ProgressBar(steps, config.algorithm, show=progress) as bar:
-                while len(history) < steps and not self.stopped:
-                    batch = self.prompts.take(config.batch_size // config.group_size)
+                while len(history) < steps and not self.stop_reason:
+                    batch = self.prompt_order.take(config.batch_size // config.group_size)
                     if not batch:
                         raise ValueError(
                             f"the prompts ran out in iteration {self.iteration}: pass a list, "
@@ -615,8 +636,9 @@ class RLHFTrainer:
                     bar.step(progress_line(metrics))
         finally:
             self.callbacks = own_callbacks
-            self.prompts.close()
+            self.prompt_order.close()
             self.held_out = None
+            self.ends_after = None
         return history
 
     def prompts_that_fit(self, prompts: Any) -> Any:
@@ -643,8 +665,8 @@ class RLHFTrainer:
     ) -> Metrics:
         """Answer prompts that are not trained on: held_out_reward, and exact held_out_kl.
 
-        With keep_best the policy is kept if its KL is within max_kl_to_reference and no other one
-        had a higher reward. Raises ValueError for an empty list of prompts.
+        The policy is in eval mode and stays as it is, and so does everything else of the trainer.
+        Raises ValueError for an empty list of prompts.
         """
         scores = []
         kls = []
@@ -660,11 +682,26 @@ class RLHFTrainer:
             rollouts.append(rollout)
         reward = json_number(torch.cat(scores).mean())
         mean_kl = json_number(torch.cat(kls).mean()) if kls else None
-        limit = self.config.max_kl_to_reference
-        within_limit = limit is None or (mean_kl is not None and mean_kl <= limit)
-        if self.config.keep_best and within_limit:
-            self.best_policy.offer(reward, self.iteration)
         return {"held_out_reward": reward, "held_out_kl": mean_kl, **held_out_logged(rollouts)}
+
+    def evaluate_held_out(
+        self,
+        held_out: "HeldOut",  # prompts, reward function, interval
+        iterations_seen: int | None,  # by the policy
+    ) -> Metrics:
+        """Evaluate on the held-out prompts of `train`, and keep the policy if it is the best.
+
+        With keep_best it is kept if its KL is within max_kl_to_reference and no other one had a
+        higher reward. A call of `evaluate` by hand keeps none.
+        """
+        with explain_nonfinite(self.agent, self.ref_model, self.iteration - 1):
+            log = self.evaluate(held_out.prompts, held_out.reward_fn, self.config.eval_greedy)
+        limit = self.config.max_kl_to_reference
+        kl = log["held_out_kl"]
+        within_limit = limit is None or (kl is not None and kl <= limit)
+        if self.config.keep_best and within_limit:
+            self.best_policy.offer(log["held_out_reward"], iterations_seen)
+        return log
 
     def answers(
         self,
@@ -725,7 +762,7 @@ class RLHFTrainer:
                 "advantage is 'greedy': pass baseline=, for each response the total reward of the "
                 "greedy response to the same query"
             )
-        new = self.evaluate_policy(rollout)
+        new = self.evaluate_tokens(rollout)
         old_logprobs = new.logprobs.detach()
         annotations = annotate_share(self.agent, self.ref_model, rollout, config)._replace(
             old_logprobs=old_logprobs,  # to the bit, so that the ratio is exactly 1
@@ -740,12 +777,12 @@ class RLHFTrainer:
             batch = drop_truncated(batch, config, self.eos_ids)
             if not len(batch):
                 raise ValueError("mask_truncated is set and no response ends: nothing is learnt")
-            new = self.evaluate_policy(batch)
+            new = self.evaluate_tokens(batch)
         loss, _ = self.loss(new, batch)
         return loss
 
     @property
-    def best(self) -> dict[str, Tensor] | None:
+    def best_weights(self) -> dict[str, Tensor] | None:
         "With keep_best: the best policy's weights, on the CPU, for `load_state_dict`."
         return self.best_policy.named_weights()
 
@@ -796,12 +833,13 @@ class RLHFTrainer:
     def parts(self) -> dict[str, Stateful]:
         """Return the parts that a checkpoint holds, by name.
 
-        The sampler and the callbacks are among them, if they are `Stateful`.
+        The sampler and the callbacks are among them, if they are `Stateful`. A new part is an
+        entry here. Raises ValueError for two callbacks of one name.
         """
         parts: dict[str, Stateful] = {
             "learner": LearnerState(self.agent, self.optimizer),
             "generators": self.generators,
-            "prompts": self.prompts,
+            "prompt_order": self.prompt_order,
             "coefficients": self.coefficients,
             "reward_scale": self.reward_scale,
             "best_policy": self.best_policy,
@@ -811,13 +849,7 @@ class RLHFTrainer:
         sampler = sampler_of_this_process(self.sampler)
         if isinstance(sampler, Stateful):
             parts["sampler"] = sampler
-        for callback in self.callbacks:
-            if isinstance(callback, Stateful):
-                name = f"callback {type(callback).__name__}"
-                while name in parts:  # a second one of the class
-                    name += "'"
-                parts[name] = callback
-        return parts
+        return parts | callback_parts(self.callbacks)
 
     def state_dict(self) -> State:
         """All that the next iteration depends on, between two iterations; not copied.
@@ -832,7 +864,7 @@ class RLHFTrainer:
                 flatten({name: parts[name]})  # says now what could not be written later
         return {
             "iteration": self.iteration,
-            "stopped": self.stopped,
+            "stop_reason": self.stop_reason,
             "environment": environment(),
             "identity": self.identity(),
             "parts": parts,
@@ -847,7 +879,7 @@ class RLHFTrainer:
         check_identity(state["identity"], self.identity())
         hints = {
             "iteration": IterationCount,
-            "stopped": str | None,
+            "stop_reason": str | None,
             "environment": dict,
             "parts": dict,
         }
@@ -873,7 +905,7 @@ class RLHFTrainer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state, and set as many torch threads as that trainer had.
 
-        Of a stream of prompts skip the first `prompts.seen` yourself. Raises ValueError before
+        Of a stream of prompts skip the first `prompt_order.seen` yourself. Raises ValueError before
         anything is changed.
         """
         self.check_state_dict(state)
@@ -882,7 +914,7 @@ class RLHFTrainer:
             part.load_state_dict(state["parts"][name])
         self.iteration = state["iteration"]
         go_to_iteration(self.schedule, self.iteration)
-        self.stopped = state["stopped"]
+        self.stop_reason = state["stop_reason"]
         sync_weights(self.sampler, self.agent.model)
         torch.set_num_threads(state["environment"]["threads"])
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['EvaluateFn', 'LossFn', 'drop_truncated', 'minibatches', 'micro_batches', 'aggregation_args', 'importance_weights',
-           'loss_args', 'kl_penalty_in_loss', 'total_loss', 'MicroBatchTrace', 'backward', 'clip_gradients',
+           'loss_args', 'kl_penalty_in_loss', 'total_loss', 'MicroBatchTrace', 'add_gradient', 'clip_gradients',
            'make_optimizer', 'next_learning_rate', 'go_to_iteration', 'Coefficients', 'explain_nonfinite',
            'first_nonfinite']
 
@@ -223,11 +223,11 @@ class MicroBatchTrace(NamedTuple):
 
 torch.serialization.add_safe_globals([MicroBatchTrace])  # may be sent to other processes
 
-EvaluateFn = Callable[[Experience], Evaluation]  # `RLHFTrainer.evaluate_policy`
+EvaluateFn = Callable[[Experience], Evaluation]  # `RLHFTrainer.evaluate_tokens`
 LossFn = Callable[[Evaluation, Experience], tuple[Tensor, dict[str, Tensor]]]
 
 # %% ../../nbs/reference/training/update.ipynb #6494bf5d
-def backward(
+def add_gradient(
     agent: Agent, evaluate: EvaluateFn, loss_fn: LossFn, micro: Experience
 ) -> MicroBatchTrace:
     """Add the gradient of a micro-batch's loss to the parameters' gradients.
@@ -403,7 +403,7 @@ class Coefficients:
         self.config = config
         self.beta = config.beta
         self.ent_coef = config.ent_coef
-        self.ent_weight: float | None = None  # of this iteration; None: the setting
+        self.ent_coef_used: float | None = None  # of this iteration; None: the setting
 
     def begin(self, experience: Experience) -> None:
         """Set the weight of the entropy bonus before the first update: 0 above the target.
@@ -413,7 +413,7 @@ class Coefficients:
         if self.config.entropy_target is None:
             return
         entropy = masked_mean(experience.entropy, experience.mask).item()
-        self.ent_weight, _ = adaptive_entropy(
+        self.ent_coef_used, _ = adaptive_entropy(
             self.ent_coef, entropy, self.config.entropy_target, self.config.entropy_step
         )
 
@@ -427,7 +427,7 @@ class Coefficients:
             self.beta = adaptive_beta(self.beta, metrics["kl_to_reference"], config.kl_target)
         if config.entropy_target is None:
             return {}
-        logged = {"ent_coef": self.ent_coef, "ent_weight": self.ent_weight}
+        logged = {"ent_coef": self.ent_coef, "ent_coef_used": self.ent_coef_used}
         _, self.ent_coef = adaptive_entropy(
             self.ent_coef, metrics["entropy"], config.entropy_target, config.entropy_step
         )
@@ -435,18 +435,18 @@ class Coefficients:
 
     def state_dict(self) -> State:
         "Return β, c₂ and the weight of the entropy bonus."
-        return {"beta": self.beta, "ent_coef": self.ent_coef, "ent_weight": self.ent_weight}
+        return {"beta": self.beta, "ent_coef": self.ent_coef, "ent_coef_used": self.ent_coef_used}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         "Raise ValueError for numbers that are no coefficients."
         check_values(state, {"beta": NotNegative, "ent_coef": NotNegative})
-        check_values(state, {"ent_weight": float | None})
+        check_values(state, {"ent_coef_used": float | None})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         "Take over coefficients that have been checked."
         self.beta = state["beta"]
         self.ent_coef = state["ent_coef"]
-        self.ent_weight = state["ent_weight"]
+        self.ent_coef_used = state["ent_coef_used"]
 
 # %% ../../nbs/reference/training/update.ipynb #23b112e6
 @contextmanager

@@ -22,7 +22,6 @@ from instruct_goose.core.processes import (
     ProgressBar,
     all_reduce,
     broadcast_weights,
-    gather_results,
     in_processes,
     is_main_process,
     on_main_process,
@@ -30,13 +29,14 @@ from instruct_goose.core.processes import (
     rank_slice,
     require_equal,
     require_one_process,
+    run_and_gather,
     with_progress,
     world_size,
 )
 from instruct_goose.models.sharding import configs
 from instruct_goose.recipes.quickstart import run_quickstart
 from instruct_goose.recipes.ratings import ReviewsConfig, run_reviews
-from instruct_goose.rollouts.rollout import map_rows
+from instruct_goose.rollouts.rollout import map_shares
 
 # ----------------------------------------------------------- the primitives
 
@@ -50,7 +50,7 @@ def primitives():
     transposed = (torch.arange(6.0).view(2, 3) * (1 + k)).T  # not contiguous
     all_reduce([x, y, z, transposed])
     assert torch.equal(transposed, 3 * torch.arange(6.0).view(2, 3).T)
-    column = map_rows(
+    column = map_shares(
         lambda r: {
             "s": r.mask.sum(-1) + 10,
             "none": None,
@@ -74,7 +74,7 @@ def primitives():
         net.weight,
         (seen, is_main_process(), world_size(), on_main_process(lambda: k)),
         said,
-        gather_results(lambda: k * 2),
+        run_and_gather(lambda: k * 2),
     )
 
 
@@ -141,7 +141,7 @@ def left_alone(leave, patience=None):
     if rank() == 1:
         return leave()
     try:
-        gather_results(lambda: 1)
+        run_and_gather(lambda: 1)
     except ConnectionError as e:
         return str(e)
 

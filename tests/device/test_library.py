@@ -399,7 +399,7 @@ def test_what_a_gpu_refuses_in_one_process_is_told_to_the_others(gpu, monkeypatc
         return 3
 
     with deferred_checks(), pytest.raises(FloatingPointError):
-        processes.gather_results(work)
+        processes.run_and_gather(work)
     assert told[0][1] == "FloatingPointError: the loss is nan"
 
 

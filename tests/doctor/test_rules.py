@@ -115,7 +115,17 @@ def test_what_stands_between_reward_and_total_is_not_always_the_kl():
 
 
 def test_the_log_of_an_older_version_is_read_by_the_names_of_today(tmp_path):
-    old_metrics = {"iteration": 0, "reward_mean": 1.0, "learnt_apart": 0.5, "optimizer_age": 4}
+    old_metrics = {
+        "iteration": 0,
+        "reward_mean": 1.0,
+        "learnt_apart": 0.5,
+        "optimizer_age": 4,
+        "clipped_norm": 0.25,
+        "weight_step": 1e-3,
+        "reference_weight": 0.02,
+        "prompt_nll": 0.5,
+        "ent_weight": 0.0,
+    }
     old_response = {"tokens": ["a"], "moved": [0.25], "held": [True], "pull": [2.0]}
     old_tokens = {"iteration": 0, "responses": [old_response]}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(old_metrics) + "\n")
@@ -129,6 +139,11 @@ def test_the_log_of_an_older_version_is_read_by_the_names_of_today(tmp_path):
         "reward_mean": 1.0,
         "coverage_error": 0.5,
         "optimizer_step_count": 4,
+        "clipped_grad_norm": 0.25,
+        "weight_change_rms": 1e-3,
+        "reference_weight_mean_abs": 0.02,
+        "prompt_nll_ratio": 0.5,
+        "ent_coef_used": 0.0,
     }
     assert response == {
         "tokens": ["a"],

@@ -50,7 +50,7 @@ def train(preset, settings, out=None, steps=2):
         history = trainer.train(PROMPTS, reward, progress=False)
         return weights_of(trainer), history, None
     with patch.multiple(
-        by_time, SHORTEST_PAUSE=1e9, LONGEST_PAUSE=1e9
+        by_time, SHORTEST_SAVE_INTERVAL=1e9, LONGEST_SAVE_INTERVAL=1e9
     ):  # no checkpoint by the clock, however slow this machine is
         summary = train_in(trainer, out, PROMPTS, reward, save_every=None, progress=False)
     history = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

@@ -16,15 +16,26 @@ import page_build  # noqa: E402
 import page_cells  # noqa: E402
 
 
-@pytest.fixture(scope="session")
-def page_folder(tmp_path_factory) -> Path:
-    "What Python finds on a page."
-    folder = tmp_path_factory.mktemp("page")
-    for name, text in json.loads(gzip.decompress(page_build.packed_files())).items():
+def unpacked(data: bytes, folder: Path) -> Path:
+    "The folder, with packed files in it."
+    for name, text in json.loads(gzip.decompress(data)).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
     return folder
+
+
+@pytest.fixture(scope="session")
+def page_folder(tmp_path_factory) -> Path:
+    "What Python finds on the page of a lesson."
+    return unpacked(page_build.packed_files(), tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="session")
+def doctor_folder(tmp_path_factory) -> Path:
+    "What Python finds on the page that reads a pasted log."
+    folder = unpacked(page_build.packed_files(), tmp_path_factory.mktemp("doctor"))
+    return unpacked(page_build.packed_doctor(), folder)
 
 
 @pytest.fixture(scope="session")

@@ -89,6 +89,9 @@ def test_an_error_names_its_line_and_ends_the_run(reader):
     assert said[-2]["error"] == {"type": "ZeroDivisionError", "text": "division by zero", "line": 2}
     (said,) = reader(SMALL, [["c", {"c": "x = ("}]])
     assert said[-2]["error"]["type"] == "SyntaxError"
+    (said,) = reader(SMALL, [["c", {"b": "def f(:\n    return 1"}]])  # what needs the cell says so
+    assert (said[-2]["cell"], said[-2]["error"]["line"]) == ("b", 1)
+    assert said[-1]["touched"] == ["b", "c", "e"]
 
 
 @pytest.mark.parametrize("lesson", [6, 8, 11])

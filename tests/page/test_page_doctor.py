@@ -34,26 +34,26 @@ def on_a_page(folder: Path, files: dict[str, str], place: Path) -> dict:
     return json.loads(done.stdout)
 
 
-def test_a_run_with_its_tokens_is_examined_as_by_the_command(page_folder, tmp_path):
+def test_a_run_with_its_tokens_is_examined_as_by_the_command(doctor_folder, tmp_path):
     "Rules that recompute the recorded tokens run on page tensors."
     names = ("metrics.jsonl", "config.json", "summary.json", "tokens.jsonl")
-    said = on_a_page(page_folder, {name: (OURS / name).read_text() for name in names}, tmp_path)
+    said = on_a_page(doctor_folder, {name: (OURS / name).read_text() for name in names}, tmp_path)
     assert said["text"] == examine(OURS).text and said["ignored"] == []
 
 
 @pytest.mark.parametrize("name", ["trl_grpo_all_right", "trl_dpo_same_pairs"])
-def test_a_log_of_trl_is_examined_as_by_the_command(name, page_folder, tmp_path):
+def test_a_log_of_trl_is_examined_as_by_the_command(name, doctor_folder, tmp_path):
     path = ROOT / f"tests/doctor/library_logs/{name}.json"
-    said = on_a_page(page_folder, {"pasted.txt": path.read_text()}, tmp_path)
+    said = on_a_page(doctor_folder, {"pasted.txt": path.read_text()}, tmp_path)
     examined = examine(path)
     assert said["text"] == examined.text
     assert [found["name"] for found in said["findings"]] == [f.name for f in examined.findings]
     assert said["findings"][0]["what"].startswith(examined.findings[0].what)
 
 
-def test_files_that_are_no_log_are_refused_or_named(page_folder, tmp_path):
-    refused = on_a_page(page_folder, {"config.json": "{}"}, tmp_path)
+def test_files_that_are_no_log_are_refused_or_named(doctor_folder, tmp_path):
+    refused = on_a_page(doctor_folder, {"config.json": "{}"}, tmp_path)
     assert refused == {"refused": "config.json is no log: add metrics.jsonl"}
     lines = (OURS / "metrics.jsonl").read_text()
-    said = on_a_page(page_folder, {"metrics.jsonl": lines, "notes.txt": "x"}, tmp_path)
+    said = on_a_page(doctor_folder, {"metrics.jsonl": lines, "notes.txt": "x"}, tmp_path)
     assert said["ignored"] == ["notes.txt"] and said["program"] == "instruct_goose"

@@ -6,6 +6,7 @@ from statistics import median
 
 import exercises
 import page_build
+import page_cells
 import page_loss
 import playground_edits
 import pytest
@@ -68,6 +69,15 @@ def test_a_mistake_ends_the_run_with_its_line(trained):
 
 def test_what_python_finds_on_a_page_is_below_100_kb():
     assert len(page_build.packed_files()) < 100_000
+
+
+def test_the_doctor_is_loaded_by_its_own_page_alone():
+    of_lessons = {path for path, _ in page_cells.page_files()}
+    of_doctor = {path for path, _ in page_cells.doctor_files()}
+    assert not of_lessons & of_doctor
+    assert "instruct_goose/doctor/rules.py" in of_doctor
+    assert not [path for path in of_lessons if "doctor" in path or "config" in path]
+    assert len(page_build.packed_doctor()) < 100_000
 
 
 def figures(edit: str, figure: str) -> list[float]:

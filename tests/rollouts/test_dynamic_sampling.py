@@ -50,7 +50,7 @@ def test_flat_groups_give_way_to_the_next_prompts_in_their_place():
     judge = Script([1, 1, 0, 1, 2, 2, 3, 4], [5, 6, 7, 7], [8, 8])
     history = t.train(PROMPTS, judge, steps=1, progress=False)
     rounds = [call[::2] for call in judge.asked]
-    assert [len(r) for r in rounds] == [4, 2, 1] and t.prompts.seen == 7
+    assert [len(r) for r in rounds] == [4, 2, 1] and t.prompt_order.seen == 7
     assert sorted(sum(rounds, [])) == sorted(PROMPTS)  # one pass: each prompt once
     m = history[0]
     assert m["groups_redrawn"] == 3 and m["groups_dropped"] == 0 and m["flat_groups"] == 0.25
@@ -58,7 +58,7 @@ def test_flat_groups_give_way_to_the_next_prompts_in_their_place():
     assert m["reward_mean_drawn"] == pytest.approx(
         (1 + 1 + 0 + 1 + 2 + 2 + 3 + 4 + 5 + 6 + 7 + 7 + 8 + 8) / 14
     )
-    assert not t.prompts.is_open  # the prompts belong to that call of train
+    assert not t.prompt_order.is_open  # the prompts belong to that call of train
 
 
 class KeepExperience(Callback):
@@ -121,7 +121,7 @@ def test_a_stream_that_ends_leaves_flat_what_it_cannot_replace():
     history = t.train(iter(PROMPTS[:5]), judge, steps=1, progress=False)
     assert history[0]["groups_redrawn"] == 1
     assert history[0]["flat_groups"] == 0.75
-    assert t.prompts.seen == 5
+    assert t.prompt_order.seen == 5
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,6 @@ def test_a_resumed_run_draws_the_same_prompts():
     first, again = trainer(**settings), trainer(**settings)
     first.train(prompts(), only_even, steps=2, progress=False)
     again.load_state_dict(first.state_dict())
-    rest = again.train(prompts(again.prompts.seen), only_even, progress=False)
+    rest = again.train(prompts(again.prompt_order.seen), only_even, progress=False)
     assert no_clock(rest) == no_clock(expected[2:])
     assert same(weights(again), weights(whole))

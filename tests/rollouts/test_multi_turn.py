@@ -113,7 +113,7 @@ def test_a_turn_is_a_response_to_all_that_stands_before_it(name):
         for i, row in enumerate(rows):
             torch.testing.assert_close(getattr(annotations, column)[i][r.mask[i]], row)
     assert not any(column[~r.mask].any() for column in annotations)
-    new = t.evaluate_policy(r)
+    new = t.evaluate_tokens(r)
     assert not new.logprobs[~r.mask].any() and not new.values[~r.mask].any()
     torch.testing.assert_close(kl_to_reference(agent.model, ref, r), annotations.kl.sum(-1))
 

@@ -18,7 +18,7 @@ from instruct_goose.rollouts.rollout import (
     Rollout,
     Tokens,
     concat,
-    map_rows,
+    map_shares,
     micro_batch_slices,
 )
 from instruct_goose.rollouts.sampler import PolicySampler
@@ -120,11 +120,11 @@ def columns_by_row(rollout):
 
 
 def map_four_rows():
-    return map_rows(columns_by_row, rows_of(4)), map_rows(lambda r: {"n": r.mask}, rows_of(1))
+    return map_shares(columns_by_row, rows_of(4)), map_shares(lambda r: {"n": r.mask}, rows_of(1))
 
 
 def test_every_process_gets_the_columns_that_one_process_computes():
-    alone = map_rows(columns_by_row, rows_of(4))
+    alone = map_shares(columns_by_row, rows_of(4))
     for columns, one_row in in_processes(2, map_four_rows):
         assert columns["lengths"].tolist() == alone["lengths"].tolist() == [1, 2, 3, 4]
         assert columns["late"].tolist() == [0, 0, 3, 4]  # the first process knows none

@@ -202,7 +202,7 @@ def test_a_signal_in_the_middle_of_an_update_waits_for_its_end(tmp_path):
         stage = manager.stage("sft")
         with stage.uninterrupted_step():
             os.kill(os.getpid(), signal.SIGTERM)
-            stage.mark_reached(4, 9, lambda: {"w": torch.ones(1)})
+            stage.offer_state(4, 9, lambda: {"w": torch.ones(1)})
         pytest.fail("it was forgotten")
     assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1])[1]["place"] == ["sft", 4, 9]
 

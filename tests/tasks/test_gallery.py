@@ -17,7 +17,7 @@ from instruct_goose.tasks import gallery
 from instruct_goose.training import experience, metrics, trainer
 
 root = Path(__file__).parents[2]
-lesson = json.loads((root / "nbs/learn/22_bug_hunt.ipynb").read_text("utf-8"))
+lesson = json.loads((root / "nbs/learn/22_failure_gallery.ipynb").read_text("utf-8"))
 texts = ["".join(c["source"]) for c in lesson["cells"]]
 
 

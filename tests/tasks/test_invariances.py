@@ -186,7 +186,7 @@ def test_sampling_and_a_whole_step_do_not_see_the_padding_of_the_queries(name):
         metrics = {
             k: float("nan") if x is None else x
             for k, x in metrics.items()
-            if "second" not in k and k not in ("weights_moved", "weight_step")
+            if "second" not in k and k not in ("weights_moved", "weight_change_rms")
         }
         return {f"metric {k}": torch.tensor(x, dtype=torch.float64) for k, x in metrics.items()} | {
             f"weight {n}": p.detach() for n, p in t.agent.named_parameters()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import two_processes
 from small_trainer import (
     EOS,
     FOUR,
@@ -27,6 +28,7 @@ from small_trainer import (
 from states import through_files
 
 from instruct_goose.core.checks import check_values
+from instruct_goose.core.processes import in_processes, rank
 from instruct_goose.models.sampling import sample
 from instruct_goose.models.tokens import pad
 from instruct_goose.training.callbacks import Callback, Phases, StopWhen
@@ -165,6 +167,33 @@ def test_what_is_no_callback_gets_a_sentence(own, function, says, unchecked):
     assert t.iteration == 0
 
 
+HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
+
+
+def fail_in_process_one(hook):
+    "Train in each of two processes; a hook of process 1 raises. Returns what each one raised."
+
+    def fail(callback, *given):
+        raise ZeroDivisionError("of process 1")
+
+    failing = type("Failing", (Callback,), {hook: fail})
+    t = two_processes.trainer_of(batch_size=4)
+    t.callbacks = [failing()] if rank() == 1 else []  # each process has its own list
+    try:
+        t.train(two_processes.PROMPTS, two_processes.reward, steps=1, progress=False)
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+    return "nothing"
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_an_error_of_a_hook_in_one_process_is_named_in_the_others(hook):
+    first, second = in_processes(2, fail_in_process_one, hook)
+    assert second == "ZeroDivisionError: of process 1"
+    assert first.startswith("PeerFailed: process 1 of 2 failed")
+    assert "ZeroDivisionError: of process 1" in first
+
+
 # ── ending a run ──
 
 
@@ -175,39 +204,39 @@ def test_a_text_from_on_iteration_ends_the_run_and_says_why():
 
     t = trainer(callbacks=[Enough()])
     assert len(t.train(PROMPTS, reward, progress=False)) == 2
-    assert t.stopped == "iteration 1: I have seen enough"
+    assert t.stop_reason == "iteration 1: I have seen enough"
 
 
 def test_a_function_that_returns_something_true_ends_the_run():
     t = trainer()
     history = t.train(PROMPTS, reward, callback=lambda m: m["iteration"] == 1, progress=False)
     assert len(history) == 2
-    assert t.stopped == "iteration 1: the callback asked for it"
+    assert t.stop_reason == "iteration 1: the callback asked for it"
 
 
 @pytest.mark.parametrize("answer", [None, False, 0, ""])
 def test_a_function_that_returns_nothing_true_lets_the_run_go_on(answer):
     t = trainer(callbacks=[StopWhen(lambda metrics: answer)])
     assert len(t.train(PROMPTS, reward, steps=2, progress=False)) == 2
-    assert t.stopped is None
+    assert t.stop_reason is None
 
 
 def test_of_several_reasons_the_first_is_named():
     first = StopWhen(lambda metrics: True)
     t = trainer(max_kl_to_reference=1e-9, callbacks=[first])
     t.train(PROMPTS, reward, progress=False, callback=lambda m: False)
-    assert t.stopped == "iteration 0: the callback asked for it"
+    assert t.stop_reason == "iteration 0: the callback asked for it"
 
 
 def test_at_on_end_the_trainer_knows_that_the_run_ends():
     class Last(Callback):
         def on_iteration_end(self, trainer, experience, metrics):
-            self.reason = trainer.stopped
+            self.reason = trainer.stop_reason
 
     last = Last()
     t = trainer(callbacks=[last])
     t.train(PROMPTS, reward, progress=False, callback=lambda m: True)
-    assert last.reason == t.stopped == "iteration 0: the callback asked for it"
+    assert last.reason == t.stop_reason == "iteration 0: the callback asked for it"
 
 
 # ── what is saved ──
@@ -250,14 +279,32 @@ def test_the_state_of_a_callback_survives_a_resume_to_the_bit(tmp_path):
     assert again.callbacks[0].mean.equal(whole.callbacks[0].mean)
 
 
-def test_two_callbacks_of_a_class_keep_a_state_each(tmp_path):
-    state = stopped_run(tmp_path, RunningReward(0.9), RunningReward(0.5))
-    again = trainer(steps=4, callbacks=[RunningReward(0.9), RunningReward(0.5)])
+def named(callback, name):
+    callback.name_in_checkpoint = name
+    return callback
+
+
+def test_two_callbacks_of_a_class_find_their_states_by_name_in_any_order(tmp_path):
+    slow, fast = named(RunningReward(0.9), "slow"), named(RunningReward(0.5), "fast")
+    state = stopped_run(tmp_path, slow, fast)
+    assert state["parts"]["callback slow"]["decay"] == 0.9
+    assert state["parts"]["callback fast"]["decay"] == 0.5
+    other_slow, other_fast = named(RunningReward(0.9), "slow"), named(RunningReward(0.5), "fast")
+    again = trainer(steps=4, callbacks=[other_fast, other_slow])
     again.load_state_dict(state)
-    slow, fast = again.callbacks
+    assert other_slow.mean.equal(slow.mean)
+    assert other_fast.mean.equal(fast.mean)
     assert slow.mean != fast.mean
-    assert state["parts"]["callback RunningReward"]["decay"] == 0.9
-    assert state["parts"]["callback RunningReward'"]["decay"] == 0.5
+
+
+def test_two_callbacks_of_a_class_without_names_are_refused_before_any_work():
+    t = trainer(callbacks=[RunningReward(0.9), RunningReward(0.5)])
+    says = "two callbacks with a state have the name 'RunningReward' in a checkpoint"
+    with pytest.raises(ValueError, match=says):
+        t.train(PROMPTS, reward, progress=False)
+    with pytest.raises(ValueError, match=says):
+        t.state_dict()
+    assert t.iteration == 0
 
 
 def test_a_callback_without_a_state_is_no_part_of_the_checkpoint(tmp_path):
@@ -299,14 +346,14 @@ def test_why_a_run_was_stopped_is_in_the_checkpoint(tmp_path):
     t.train(PROMPTS, reward, progress=False, callback=lambda m: True)
     again = trainer()
     again.load_state_dict(through_files(tmp_path, t.state_dict()))
-    assert again.stopped == "iteration 0: the callback asked for it"
+    assert again.stop_reason == "iteration 0: the callback asked for it"
 
 
 @pytest.mark.parametrize("stopped", [True, 3, ["why"]])
 def test_a_reason_that_is_no_text_is_refused(stopped):
     t = trainer()
-    with pytest.raises(ValueError, match="stopped is"):
-        t.load_state_dict(t.state_dict() | {"stopped": stopped})
+    with pytest.raises(ValueError, match="stop_reason is"):
+        t.load_state_dict(t.state_dict() | {"stop_reason": stopped})
 
 
 # ── held-out prompts ──
@@ -339,9 +386,9 @@ def test_evaluating_changes_no_bit_of_the_training():
     evaluated = [{k: m.pop(k) for k in list(m) if k.startswith("held_out")} for m in two]
     assert no_clock(one) == no_clock(two)
     assert [sorted(e) for e in evaluated] == [[], ["held_out_kl", "held_out_reward"]] * 2 + [[]]
-    assert plain.best is None
-    assert watched.best is not None
-    assert watched.stopped is None
+    assert plain.best_weights is None
+    assert watched.best_weights is not None
+    assert watched.stop_reason is None
     assert all(module.training for module in watched.agent.modules())  # dropout is as it was
 
 

@@ -46,7 +46,7 @@ from instruct_goose.training.metrics import (
     estimate_discounts,
     progress_line,
     prompt_metrics,
-    prompt_nll,
+    prompt_nll_ratio,
     prompts_read,
     ratio_metrics,
     rollout_metrics,
@@ -115,7 +115,7 @@ def test_of_many_weights_a_sample_is_compared():
     assert changes["weights_moved"] == pytest.approx(0.5, abs=0.01)
     assert changes["tensors_without_gradient"] == 0.5
     assert changes["tensors_unmoved"] == 0
-    assert changes["clipped_norm"] == pytest.approx(600.0)
+    assert changes["clipped_grad_norm"] == pytest.approx(600.0)
 
 
 def test_of_a_frozen_policy_no_change_of_weights_is_logged():
@@ -123,7 +123,7 @@ def test_of_a_frozen_policy_no_change_of_weights_is_logged():
     t.agent.model.requires_grad_(False)
     change = PolicyChange(t.agent, t.rollout(FOUR * 2), t.config)
     t.agent.value_head.weight.grad = torch.ones_like(t.agent.value_head.weight)
-    assert set(change.metrics()) == {"kl_to_old_exact", "value_weight_step"}
+    assert set(change.metrics()) == {"kl_to_old_exact", "value_weight_change_rms"}
 
 
 def test_without_an_update_no_gradient_of_an_earlier_one_is_logged():
@@ -131,9 +131,9 @@ def test_without_an_update_no_gradient_of_an_earlier_one_is_logged():
     first = t.step(FOUR[:2], lambda texts: [float(i) for i in range(len(texts))])
     flat = t.step(FOUR[:2], lambda texts: [0.0] * len(texts))
     assert first["updates"] > 0
-    assert first["clipped_norm"] > 0
+    assert first["clipped_grad_norm"] > 0
     assert flat["updates"] == 0
-    assert flat["clipped_norm"] is None
+    assert flat["clipped_grad_norm"] is None
     assert flat["tensors_unmoved"] is None
 
 
@@ -174,13 +174,13 @@ def test_prompts_are_guessed_by_a_model_without_knowledge_and_read_one_by_one():
         ids = torch.tensor([SHORT(prompt)["input_ids"]])
         logp = t.ref_model(ids).logits[0].log_softmax(-1)
         one_by_one += [-logp[i, ids[0, i + 1]].item() for i in range(ids.shape[1] - 1)]
-    assert prompt_nll(t.ref_model, r).item() == pytest.approx(
+    assert prompt_nll_ratio(t.ref_model, r).item() == pytest.approx(
         np.mean(one_by_one) / np.log(len(SHORT)), rel=1e-6
     )
     blank = create_reference_model(t.agent)
     torch.nn.init.zeros_(blank.transformer.wte.weight)
-    assert prompt_nll(blank, r).item() == pytest.approx(1.0, abs=1e-6)
-    assert prompt_nll(t.ref_model, t.rollout([""])).isnan()  # one token: nothing to predict
+    assert prompt_nll_ratio(blank, r).item() == pytest.approx(1.0, abs=1e-6)
+    assert prompt_nll_ratio(t.ref_model, t.rollout([""])).isnan()  # one token: nothing to predict
 
 
 def test_the_samplers_kl_is_that_of_three_tokens_and_the_mean_weight_says_only_what_the_cap_took():

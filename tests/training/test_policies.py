@@ -12,8 +12,10 @@ import torch
 from small_trainer import (
     HELD_OUT,
     experience,
+    kl_by_hand,
     no_clock,
     reward,
+    rows,
     same,
     tiny,
 )
@@ -170,7 +172,7 @@ def test_a_snapshot_is_a_copy_and_restores_the_policy():
     snapshot = PolicySnapshot(agent)
     assert not snapshot.load_into_policy()  # there is none
     start = weights(agent)
-    snapshot.keep(value=1.5, iteration=3)
+    snapshot.keep(kept_for=1.5, iteration=3)
     with torch.no_grad():
         for p in agent.model.parameters():
             p.add_(1.0)
@@ -182,13 +184,13 @@ def test_a_snapshot_is_a_copy_and_restores_the_policy():
 def test_the_state_of_a_snapshot_survives_files(tmp_path):
     agent = Agent(tiny())
     kept = PolicySnapshot(agent)
-    kept.keep(value=1.5, iteration=3)
+    kept.keep(kept_for=1.5, iteration=3)
     other = PolicySnapshot(Agent(tiny(seed=1)))
     state = through_files(tmp_path, kept.state_dict())
     other.check_state_dict(state)
     other.load_state_dict(state)
     assert other.load_into_policy()
-    assert (other.value, other.iteration) == (1.5, 3)
+    assert (other.kept_for, other.iteration) == (1.5, 3)
     assert same(weights(other.agent.model), weights(agent.model))
 
 
@@ -199,13 +201,13 @@ def test_the_state_of_a_snapshot_survives_files(tmp_path):
             {"weights": {"x": torch.ones(1)}},
             "another model's weights, in a policy that was put aside",
         ),
-        ({"value": "high"}, "value is 'high'"),
+        ({"kept_for": "high"}, "kept_for is 'high'"),
         ({"iteration": -1}, "iteration is -1"),
     ],
 )
 def test_a_state_that_is_no_snapshot_of_this_policy_is_refused(change, says):
     snapshot = PolicySnapshot(Agent(tiny()))
-    snapshot.keep(value=1.5, iteration=3)
+    snapshot.keep(kept_for=1.5, iteration=3)
     with pytest.raises(ValueError, match=says):
         snapshot.check_state_dict(snapshot.state_dict() | change)
 
@@ -244,16 +246,16 @@ def equal_weights(one, other):
 
 def test_the_policy_with_the_highest_held_out_reward_is_kept():
     t, policies = scripted_run([1.0, 5.0, 3.0, 5.0])  # the first of equals stays
-    assert t.best_policy.value == 5.0
-    assert all(x.device.type == "cpu" for x in t.best.values())
-    kept = [equal_weights(t.best, policy) for policy in policies]
+    assert t.best_policy.kept_for == 5.0
+    assert all(x.device.type == "cpu" for x in t.best_weights.values())
+    kept = [equal_weights(t.best_weights, policy) for policy in policies]
     assert kept == [False, True, False, False]
 
 
 def test_the_best_policy_loads_into_a_plain_model_and_into_the_trainer():
     t, _ = scripted_run([1.0, 5.0, 3.0])
     fresh = tiny(seed=3)
-    fresh.load_state_dict(t.best)
+    fresh.load_state_dict(t.best_weights)
     value_head = t.agent.value_head.weight.clone()
     t.load_best()
     ids = torch.tensor([[0, 3, 4]])
@@ -264,9 +266,9 @@ def test_the_best_policy_loads_into_a_plain_model_and_into_the_trainer():
 def test_the_kept_policy_does_not_move_with_the_trained_one():
     t, _ = scripted_run([1.0, 5.0, 3.0])
     t.load_best()
-    kept = copy.deepcopy(t.best)
+    kept = copy.deepcopy(t.best_weights)
     t.step(small_trainer.PROMPTS, reward)
-    assert equal_weights(t.best, kept)
+    assert equal_weights(t.best_weights, kept)
     assert not equal_weights(t.agent.model.state_dict(), kept)
 
 
@@ -296,19 +298,19 @@ def test_the_limit_is_on_the_mean_kl_of_a_response():
     stop.keep_if_within_limit(with_kl(1.0, 4.0), iteration=7)
     assert stop.weights is None  # 2.5 nats
     stop.keep_if_within_limit(with_kl(1.0, 3.0), iteration=8)
-    assert (stop.value, stop.iteration) == (2.0, 8)
+    assert (stop.kept_for, stop.iteration) == (2.0, 8)
 
 
 @pytest.mark.parametrize("limit, kl", [(None, 9.0), (2.0, 2.0), (2.0, None)])
 def test_a_run_goes_on_within_the_limit(limit, kl):
-    assert KLStop(Agent(tiny()), limit).reason_to_stop(kl) is None
+    assert KLStop(Agent(tiny()), limit).reason_to_stop({"kl_to_reference": kl}) is None
 
 
 def test_without_a_policy_within_the_limit_the_last_one_stays():
     agent = Agent(tiny())
     start = weights(agent)
     assert (
-        KLStop(agent, 2.0).reason_to_stop(2.5)
+        KLStop(agent, 2.0).reason_to_stop({"kl_to_reference": 2.5})
         == "kl_to_reference is 2.5, above max_kl_to_reference, 2"
     )
     assert same(weights(agent), start)
@@ -318,7 +320,7 @@ def limited_run():
     "The KL of each iteration of a free run, and of it a run that stops above its third KL."
     free = small_trainer.trainer()
     history = free.train(small_trainer.PROMPTS, reward, steps=6, progress=False)
-    assert free.stopped is None
+    assert free.stop_reason is None
     limit = history[2]["kl_to_reference"]
     limited = small_trainer.trainer(max_kl_to_reference=limit)
     policies = []
@@ -339,7 +341,7 @@ def test_a_run_stops_after_the_iteration_whose_kl_is_too_large():
     assert no_clock(stopped) == no_clock(history[: first + 1])
     assert len(policies) == limited.iteration == first + 1
     kl = history[first]["kl_to_reference"]
-    assert limited.stopped.startswith(
+    assert limited.stop_reason.startswith(
         f"iteration {first}: kl_to_reference is {kl:.3g}, above max_kl_to_reference"
     )
 
@@ -348,7 +350,66 @@ def test_the_policy_that_wrote_the_last_rollout_within_the_limit_is_put_back():
     _, limited, _, policies, first = limited_run()
     assert equal_weights(limited.agent.model.state_dict(), policies[first - 2])
     assert not equal_weights(policies[first - 2], policies[first - 1])
-    assert f"the policy after {first - 1} iterations is put back" in limited.stopped
+    assert f"the policy after {first - 1} iterations is put back" in limited.stop_reason
+
+
+def test_the_policy_that_the_last_iteration_leaves_is_within_the_limit_too():
+    "The run ends by itself just before it samples from a policy above the limit."
+    history, _, _, policies, first = limited_run()
+    limit = history[2]["kl_to_reference"]
+    t = small_trainer.trainer(max_kl_to_reference=limit)
+    log = t.train(small_trainer.PROMPTS, reward, steps=first, progress=False)
+    final_kl = log[-1].pop("final_kl_to_reference")
+    assert no_clock(log) == no_clock(history[:first])  # all are within the limit
+    assert final_kl > limit
+    assert t.stop_reason == (
+        f"iteration {first - 1}: final_kl_to_reference is {final_kl:.3g}, above "
+        f"max_kl_to_reference, {limit:g}; the policy after {first - 1} iterations is put back"
+    )
+    assert equal_weights(t.agent.model.state_dict(), policies[first - 2])
+
+
+def test_the_final_kl_is_that_of_the_policy_that_stays():
+    class Watched(RLHFTrainer):
+        def annotate(self, rollout):
+            self.read_last = rollout
+            return super().annotate(rollout)
+
+    t = small_trainer.trainer(Watched, max_kl_to_reference=1e9, temperature=1.2)
+    log = t.train(small_trainer.PROMPTS, reward, steps=3, progress=False)
+    assert ["final_kl_to_reference" in metrics for metrics in log] == [False, False, True]
+    kl = kl_by_hand(t.agent.model, t.ref_model, *rows(t.read_last), 1.2)
+    assert len(kl) == t.config.batch_size
+    assert log[-1]["final_kl_to_reference"] == pytest.approx(sum(kl) / len(kl), rel=1e-6)
+    assert t.stop_reason is None
+
+
+def test_without_a_limit_or_outside_of_train_nothing_is_measured_at_the_end():
+    free = small_trainer.trainer()
+    assert (
+        "final_kl_to_reference"
+        not in free.train(small_trainer.PROMPTS, reward, steps=1, progress=False)[-1]
+    )
+    limited = small_trainer.trainer(max_kl_to_reference=1e9, steps=1)
+    assert "final_kl_to_reference" not in limited.step(small_trainer.PROMPTS, reward)
+
+
+def test_a_policy_that_is_put_back_and_is_the_best_is_named_by_its_own_iterations():
+    *_, first = limited_run()
+    limit = limited_run()[1].config.max_kl_to_reference
+    t = small_trainer.trainer(max_kl_to_reference=limit, eval_every=first + 1, keep_best=True)
+    t.train(small_trainer.PROMPTS, reward, steps=6, progress=False, held_out=HELD_OUT)
+    assert t.iteration == first + 1  # the only evaluation, of the policy that is put back
+    assert t.best_policy.iteration == t.kl_stop.iteration == first - 1
+    assert equal_weights(t.best_policy.weights, t.kl_stop.weights)
+
+
+def test_an_evaluation_by_hand_keeps_no_policy():
+    t = small_trainer.trainer(eval_every=2, keep_best=True)
+    t.evaluate(HELD_OUT, lambda texts: [100.0] * len(texts))
+    assert t.best_weights is None
+    t.train(small_trainer.PROMPTS, reward, steps=2, progress=False, held_out=HELD_OUT)
+    assert t.best_policy.iteration == 2
 
 
 def test_the_next_run_forgets_that_the_last_one_was_stopped():
@@ -356,8 +417,8 @@ def test_the_next_run_forgets_that_the_last_one_was_stopped():
     limited.kl_stop.limit = 1e9
     with pytest.raises(RewardError):
         limited.train(small_trainer.PROMPTS, lambda texts: None, steps=1, progress=False)
-    assert limited.stopped is None
+    assert limited.stop_reason is None
     again = limited.train(small_trainer.PROMPTS, reward, steps=2, progress=False)
     assert len(again) == 2
-    assert limited.stopped is None
+    assert limited.stop_reason is None
     assert limited.iteration == first + 3

@@ -51,7 +51,7 @@ class Keep(Callback):
 
     def on_iteration(self, trainer, experience, metrics):
         with torch.no_grad():
-            logprobs = trainer.evaluate_policy(experience).logprobs
+            logprobs = trainer.evaluate_tokens(experience).logprobs
         record = record_tokens(trainer, experience, self.rows)
         self.seen.append((record, experience, logprobs))
 

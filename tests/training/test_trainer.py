@@ -810,7 +810,7 @@ def test_with_beta_0_no_reference_is_kept_or_run(preset):
     t = RLHFTrainer(tiny(), config=config(preset, group_size=4), tokenizer=TOKENIZER)
     assert t.ref_model is None
     (log,) = t.train(PROMPTS, reward, steps=1, progress=False)
-    assert log["kl_to_reference"] is None and log["reference_weight"] is None
+    assert log["kl_to_reference"] is None and log["reference_weight_mean_abs"] is None
     with pytest.raises(ValueError, match="there is no reference: beta is 0"):
         t.require_reference()
     t.beta = 0.1
@@ -864,7 +864,7 @@ def world_trainer(kind=RLHFTrainer, optimizer=None, sampler=None, callbacks=(), 
 def test_a_moving_reference_follows_the_policy_that_is_put_back():
     t = world_trainer(max_kl_to_reference=1e-3, ref_every=2, lr=5e-2, steps=6)
     t.train(["a b"] * 8, words_a, progress=False)
-    assert t.stopped is not None
+    assert t.stop_reason is not None
     kl = t.annotate(t.rollout(["a b"] * 8)).kl
     assert kl.sum(-1).mean().item() < 1e-3
 
@@ -890,8 +890,8 @@ def test_a_stream_goes_on_behind_what_was_read_also_with_dropped_prompts():
     begun.train(stream(), words_a, steps=1, progress=False)
     resumed, second = recorder()
     resumed.load_state_dict(begun.state_dict())
-    assert resumed.prompts.seen == 3
-    resumed.train(islice(stream(), resumed.prompts.seen, None), words_a, progress=False)
+    assert resumed.prompt_order.seen == 3
+    resumed.train(islice(stream(), resumed.prompt_order.seen, None), words_a, progress=False)
     assert first + second == undisturbed == [["a", "b"], ["c", "a b"]]
 
 

@@ -129,7 +129,7 @@ def test_a_trainer_goes_on_as_if_nothing_had_happened(changes, tmp_path, plain):
 def test_the_state_holds_nothing_else():
     t = trainer()
     state = t.state_dict()
-    assert state.keys() == {"iteration", "stopped", "environment", "identity", "parts"}
+    assert state.keys() == {"iteration", "stop_reason", "environment", "identity", "parts"}
     assert state["parts"]["learner"]["moments"] == {}  # before the first update
     train(t, 1)
     assert state["parts"].keys() == t.state_dict()["parts"].keys()
@@ -139,7 +139,7 @@ def test_the_state_holds_nothing_else():
         for name, value in vars(t).items()
         if isinstance(value, int | float | str | bool) or value is None
     }
-    only_while_training = {"held_out"}
+    only_while_training = {"held_out", "ends_after"}
     assert plain - only_while_training <= state.keys(), (
         "a new attribute of the trainer that changes must be kept as well"
     )
@@ -244,7 +244,7 @@ FORGED = {
     "no groups": ("parts/learner/groups", ..., "groups"),
     **{
         f"no {name}": (name, ..., name)
-        for name in ("identity", "iteration", "stopped", "parts", "environment")
+        for name in ("identity", "iteration", "stop_reason", "parts", "environment")
     },
 }
 

@@ -20,7 +20,7 @@ from instruct_goose.rollouts.rollout import Rollout
 from instruct_goose.training.trainer import RLHFTrainer
 from instruct_goose.training.update import (
     Coefficients,
-    backward,
+    add_gradient,
     clip_gradients,
     kl_penalty_in_loss,
     micro_batches,
@@ -140,7 +140,7 @@ def log_ratios_before_each_step(minibatches, limit):
 
     class Watched(RLHFTrainer):
         def update(self, batch, is_first=False):
-            logprobs = self.evaluate_policy(batch).logprobs.detach()
+            logprobs = self.evaluate_tokens(batch).logprobs.detach()
             seen.append((logprobs - batch.old_logprobs)[batch.mask].tolist())
             return super().update(batch, is_first)
 
@@ -185,7 +185,7 @@ def test_the_early_stop_beside_two_peers(minibatches):
 def test_without_targets_the_coefficients_stay():
     coefficients = Coefficients(RLHFConfig(beta=0.2, ent_coef=0.01))
     assert coefficients.adapt({"kl_to_reference": 50.0, "entropy": 9.0}) == {}
-    state = {"beta": 0.2, "ent_coef": 0.01, "ent_weight": None}
+    state = {"beta": 0.2, "ent_coef": 0.01, "ent_coef_used": None}
     assert coefficients.state_dict() == state
 
 
@@ -266,7 +266,7 @@ def test_truncated_responses_give_no_gradient(how, size):
     t = trainer_of_truncated(aggregation=how, **pieces)
     r = stale_experience(t)
     config = t.config
-    logprobs = t.evaluate_policy(r).logprobs
+    logprobs = t.evaluate_tokens(r).logprobs
     ratio = (logprobs - r.old_logprobs).exp()
     clipped = ratio.clamp(1 - config.clip, 1 + (config.clip_high or config.clip))
     token_losses = kl_penalty_in_loss(logprobs, r, 0.1, config) - torch.minimum(
@@ -291,7 +291,7 @@ def test_truncated_responses_give_no_gradient(how, size):
         assert [len(micro) for micro in micros] == [2, 1]
     t.optimizer.zero_grad()
     for micro in micros:
-        backward(t.agent, t.evaluate_policy, t.loss, micro)
+        add_gradient(t.agent, t.evaluate_tokens, t.loss, micro)
     for p, gradient in zip(params, exact, strict=True):
         if gradient is not None:
             torch.testing.assert_close(p.grad, gradient, atol=1e-9, rtol=1e-6)
