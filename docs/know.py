@@ -6,6 +6,8 @@ from pathlib import Path
 
 from doctor_tables import (
     bugs_by_tools,
+    fresh_bugs,
+    fresh_counts,
     healthy_by_findings,
     libraries_by_rules,
     public_logs,
@@ -444,11 +446,16 @@ def know_page() -> str:
         "## The doctor",
         "The doctor reads a log in [a page](../docs/paste.md) or by the command.",
         "### Bugs and tools",
-        "Twenty-four bugs, one seed each, written by the hand that wrote the rules, after them. *Named*: the finding is the bug; *seen*: a true consequence of it; "
-        "*missed*: nothing was said. Four findings were true consequences that had not been foreseen; none was false. The probes ran in the run's own settings; –: they were not run, "
+        "Twenty-four bugs of the kinds that the rules were written for, one seed each. *Named*: the finding is the bug; *seen*: a true consequence of it; "
+        "*missed*: nothing was said. Four findings were true consequences that had not been foreseen; none was false. The probes ran in the run's own settings, and for the four bugs that the doctor does not name they were left at the first that failed; –: they were not run, "
         "because the bug is outside of the trainer, or because the climb is not recorded yet.",
         bugs_by_tools(),
         seen_by_either(),
+        "Twenty-four bugs more were invented when the rules were fixed, by their author; names and true consequences were noted before the first run. "
+        "Each trains a tiny model with two seeds. What the same run has without the bug is left out. *Not foreseen*: true consequences that were noted after the first run. "
+        "The probes were asked of some bugs of which the doctor says nothing, and left at the first one that fails.",
+        fresh_bugs(),
+        fresh_counts(),
         "### Healthy runs and findings",
         "Five hundred runs without a bug, with settings, rewards (offsets up to 10⁶, solved tasks, heavy tails), batches and lengths drawn at random. "
         "A finding is true if the run itself, not its log, says so.",

@@ -23,6 +23,7 @@ MEASURES = {
     "gallery": "tasks.gallery",
     "doctor_unseen": "tasks.gallery",
     "doctor_bugs": "tasks.gallery",
+    "doctor_fresh": "tasks.probes",
     "doctor_healthy": "tasks.probes",
     "probes": "tasks.probes",
     "resume": "cli.main",
