@@ -157,6 +157,8 @@ from instruct_goose.training.update import (
 class RLHFTrainer:
     """PPO and its family: `step` is the algorithm, each line a method.
 
+    A step is one iteration, and `config.steps` counts these. Each makes several updates, which are
+    steps of the optimizer.
     advantage="gae" learns values, on the policy's transformer or a copy. Raises ValueError and
     TypeError for parts that do not fit each other.
     """
