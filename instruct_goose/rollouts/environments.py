@@ -61,7 +61,7 @@ class Answer(NamedTuple):
     "What an environment does after a turn of the policy."
 
     messages: list[dict[str, Any]]  # what the policy reads next; none: the episode is over
-    reward: float = 0.0  # for this turn
+    reward: float | None = None  # for this turn; None: the turn is not paid
     calls: int = 0  # tools that were called
     failures: int = 0  # calls that raised an error, or of a tool that does not exist
 
@@ -532,7 +532,7 @@ class EnvironmentSampler(TurnSampler):
                 "trainer.rollout, .train and .evaluate; the greedy baseline (ReMax) has none"
             )
         rollout, episodes = self.play(queries, n, config, generator)
-        is_paid = False
+        is_paid = any(answer.reward is not None for row in self.answers for answer in row)
         for episode, environment in zip(episodes, self.playing, strict=True):
             with explain_failure(environment, "the reward"):
                 reward = environment.final_reward()
@@ -555,7 +555,8 @@ class EnvironmentSampler(TurnSampler):
         with explain_failure(environment, f"an answer to {turn.text[-80:]!r}"):
             answer = environment.answer(turn)
         self.answers[episode.row].append(answer)
-        episode.add_reward(answer.reward)
+        if answer.reward is not None:
+            episode.add_reward(answer.reward)
         if not answer.messages:
             return None
         is_ended = episode.turn[-1] in self.tokens.eos_ids

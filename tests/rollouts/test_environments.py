@@ -63,7 +63,7 @@ def test_tools_are_public_methods_and_get_reward_ends_the_episode():
     assert sorted(environment.tools) == ["add", "submit"]
     assert environment.begin({"prompt": "3 + 4", "a": 3, "b": 4, "more": 1}, 0) is None
     answer = environment.answer(turn("", ToolCall("add", {"a": 3, "b": 4})))
-    assert answer == Answer([{"role": "tool", "name": "add", "content": "7"}], 0.0, 1, 0)
+    assert answer == Answer([{"role": "tool", "name": "add", "content": "7"}], None, 1, 0)
     assert environment.final_reward() == 0.0
     environment.answer(turn("", ToolCall("submit", {"value": 7})))
     assert environment.final_reward() == 1.0
@@ -277,6 +277,31 @@ def test_a_step_pays_each_turn_and_logs_what_happened():
     metrics = trainer_of().step(SECRETS, environment_reward)
     assert metrics["replies"] == sum(rollout.episodes["replies"]) / 14
     assert metrics["tool_calls"] == metrics["tool_failures"] == 0
+
+
+class PaysTurns:
+    "Pays each of two turns, the second one with nothing, and the episode not at all."
+
+    def begin(self, row, seed):
+        self.turns = 0
+
+    def answer(self, turn):
+        self.turns += 1
+        if self.turns == 1:
+            return Answer([{"role": "user", "content": "higher"}], 0.25)
+        return Answer([], 0.0)
+
+    def final_reward(self):
+        return None
+
+
+def test_an_environment_that_pays_by_turns_only_is_paid():
+    rollout = trainer_of(PaysTurns).rollout(SECRETS)
+    assert rollout.environment_rewards.sum(-1).tolist() == [0.25] * 14
+    for i in range(14):
+        paid = rollout.environment_rewards[i].nonzero().flatten().tolist()
+        reply = (rollout.attention_mask[i] & ~rollout.mask[i]).nonzero().flatten()
+        assert paid == [reply[0] - 1]  # the last token that was sampled before the reply
 
 
 def test_several_rewards_beside_the_environments():
