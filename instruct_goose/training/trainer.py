@@ -245,8 +245,9 @@ class RLHFTrainer:
         """Score the responses, R(q, r); for advantage="greedy" also one greedy response a prompt.
 
         Returns a copy of the rollout with its scores, (B,), some of its groups replaced or dropped
-        if the settings say so. Raises RewardError for a reward function that fails or returns no
-        scores, TimeoutError for one that takes longer than reward_timeout.
+        if the settings say so. With reward_scaling="running" the scores count in `reward_scale`.
+        Raises RewardError for a reward function that fails or returns no scores, TimeoutError for
+        one that takes longer than reward_timeout.
         """
         config = self.config
         ask_rewards = partial(self.ask_rewards, reward_fn=reward_fn)
@@ -365,7 +366,9 @@ class RLHFTrainer:
 
         Override this; the parts are detached, one number each. `batch` is one micro-batch of
         several: average with `aggregate(…, **aggregation_args(self.config, batch))`, which divides
-        by the count of the whole minibatch, or the loss depends on how it is cut.
+        by the count of the whole minibatch, or the loss depends on how it is cut. The log has the
+        sum of a part over the micro-batches. It must change nothing of its own: a run's log calls
+        it once more, in the main process.
         """
         ent_coef = self.coefficients.ent_coef_used
         balance = router_coef(self.agent.model, self.config.router_aux_loss_coef)
@@ -613,6 +616,9 @@ class RLHFTrainer:
     ) -> list[Metrics]:
         """Iterate `step`. If the run ends early, `stop_reason` says why.
 
+        Nothing is written: `recipes.training.train_in` trains with log and checkpoints. An error or
+        Ctrl-C in the middle of an update leaves the policy half updated. With keep_best the last
+        policy stays in the trainer, until `load_best` puts the best one back.
         Raises ValueError where nothing is left to do, the learning rate's schedule has ended, the
         prompts run out, or eval_every is set without held_out; TypeError for callbacks that are
         none.
@@ -873,8 +879,9 @@ class RLHFTrainer:
     def parts(self) -> dict[str, Stateful]:
         """Return the parts that a checkpoint holds, by name.
 
-        The sampler and the callbacks are among them, if they are `Stateful`. A new part is an
-        entry here. Raises ValueError for two callbacks of one name.
+        The sampler and the callbacks are among them, if they are `Stateful`. To add a part,
+        override this: `return super().parts() | {"mine": self.mine}`. Raises ValueError for two
+        callbacks of one name.
         """
         parts: dict[str, Stateful] = {
             "learner": LearnerState(self.agent, self.optimizer),
