@@ -413,6 +413,8 @@ def test_evaluating_changes_no_bit_of_the_training():
         state = plain.generators.own[name].get_state()
         assert watched.generators.own[name].get_state().equal(state)
     evaluated = [{k: m.pop(k) for k in list(m) if k.startswith("held_out")} for m in two]
+    overlaps = [(m.pop("prompts_held_out"), n.pop("prompts_held_out")) for m, n in zip(one, two)]
+    assert overlaps == [(None, 0.0)] * 5  # no prompt is held out as well
     assert no_clock(one) == no_clock(two)
     assert [sorted(e) for e in evaluated] == [[], ["held_out_kl", "held_out_reward"]] * 2 + [[]]
     assert plain.best_weights is None
