@@ -270,7 +270,7 @@ class KLOfTheLastToken(RLHFTrainer):
 @pytest.mark.parametrize("trainer, passed", [(RLHFTrainer, True), (KLOfTheLastToken, False)])
 def test_the_kl_of_two_tokens_is_the_sum_over_them(trainer, passed):
     assert run_probes(trainer, ["kl"])[0].passed is True  # of one token alone
-    (result,) = run_probes(trainer, ["sequence_kl"])
+    (result,) = run_probes(trainer, ["two_token_kl"])
     assert result.passed is passed and result.numbers
 
 
@@ -285,7 +285,7 @@ def test_the_kl_of_two_tokens_is_the_sum_over_them(trainer, passed):
     ],
 )
 def test_the_kl_of_two_tokens_says_where_it_does_not_apply(settings, reason):
-    said = why_not("sequence_kl", asdict(RLHFConfig(batch_size=64, **settings)))
+    said = why_not("two_token_kl", asdict(RLHFConfig(batch_size=64, **settings)))
     assert said is None if reason is None else reason in said
 
 
