@@ -277,9 +277,7 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
     all_reduce([p.grad for p in learning if p.grad is not None])
 
 
-def optimized_parameters(
-    agent: nn.Module, parameters: Iterable[nn.Parameter]
-) -> list[Tensor]:
+def optimized_parameters(agent: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """List what the optimizer updates for these parameters of an agent.
 
     They are the parameters themselves; under FSDP this process's shards of them.
