@@ -6,12 +6,13 @@ BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 PARITY  := .venv-parity
 ENGINES := .venv-engines
+LAUNCHERS := .venv-launchers
 # it calls itself 0.5.3, as does PyPI's release of a year before, which has no GRPO, no RLOO and no logit_pretrained
 DING    ?= git+https://github.com/opendilab/DI-engine@d0b21d065b2d80317cc16b28a95301be8871d950
 say      = @printf '\033[1m· %s\033[0m\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test deep coverage parity engines lab docs save evidence bench fuzz mutations portable clean
+.PHONY: help setup quickstart test deep coverage parity engines launchers lab docs save evidence bench fuzz mutations portable clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | while IFS="$$(printf '\t')" read -r t d; do printf '  make %-11s %s\n' "$$t" "$$d"; done
@@ -68,13 +69,26 @@ $(ENGINES)/.installed: pyproject.toml evidence/engines_constraints.txt
 	@$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c evidence/engines_constraints.txt -e .
 	@touch $@
 
+launchers: $(LAUNCHERS)/.installed  ## torchrun, accelerate and Ray with two CPU processes; verl and OpenRLHF read exported runs, in .venv-launchers (writes evidence/; downloads; ten minutes)
+	$(say) "evidence/launchers.py"
+	@OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(LAUNCHERS)/bin/python evidence/launchers.py $(ARGS)
+	$(say) "evidence/larger_libraries.py"
+	@OMP_NUM_THREADS=1 CUDA_VISIBLE_DEVICES= $(LAUNCHERS)/bin/python evidence/larger_libraries.py
+
+$(LAUNCHERS)/.installed: pyproject.toml constraints.txt
+	$(say) "creating $(LAUNCHERS): Ray, accelerate and their dependencies; verl and OpenRLHF without theirs, which want a GPU"
+	@$(PYTHON) -m venv $(LAUNCHERS)
+	@$(LAUNCHERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt 'ray[train]==2.60.0' accelerate hydra-core tensordict orjson codetiming cachetools aiohttp datasets pyarrow -e .
+	@$(LAUNCHERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps verl==0.9.1 openrlhf==0.11.2
+	@touch $@
+
 lab: setup  ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter lab nbs
 
 docs: setup  ## build the site in docs/_site
 	@$(BIN)/python docs/build.py
 
-save: setup  ## export the notebooks, refresh their stored outputs, clean them, write README.md and settings.ini
+save: setup  ## export the notebooks, refresh their stored outputs (ARGS="learn/06_kl": of these), clean them, write README.md and settings.ini
 	$(say) "nbdev-export: notebooks to instruct_goose/"
 	@$(BIN)/nbdev-export
 	$(say) "instruct_goose/exercises.json from the lessons"
@@ -82,7 +96,7 @@ save: setup  ## export the notebooks, refresh their stored outputs, clean them, 
 	$(say) "instruct_goose/cli/flags.json from the classes of settings"
 	@$(BIN)/python docs/flag_table.py
 	$(say) "run the notebooks, each in its own process, and store their outputs"
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/notebooks.py --save --workers $(WORKERS)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/notebooks.py --save --workers $(WORKERS) $(ARGS)
 	$(say) "nbdev-clean"
 	@$(BIN)/nbdev-clean
 	$(say) "README.md from nbs/index.ipynb"

@@ -497,7 +497,7 @@ def staged_code(cell: Cell, page: Page, links: Links, below: dict, runs: set[str
         outputs = [linked(output, page, links) for output in made["outputs"]]
         cells.append(made | {"source": short, "outputs": outputs})
         if cell.id in runs:
-            cells.append(text_cell(page_build.place(cell.id), f"{cell.id}-run"))
+            cells.append(text_cell(page_build.place(page, cell.id), f"{cell.id}-run"))
     if whole:
         cells.append(text_cell(whole, f"{cell.id}-whole"))
     if tick:
@@ -580,6 +580,8 @@ def staged(page: Page, pages: list[Page], links: Links, below: dict | None = Non
         elif cell is title_cell:
             text = with_drawings(page_title(cell, page, pages, links), page, pages)
             cells.append(text_cell(text, cell.id))
+            if not below and page_build.lesson_of(page) is not None:
+                cells.append(text_cell(page_build.WITHOUT_PYTHON, "without-python"))
         else:
             text = with_drawings(page_text(cell, page, links, seen), page, pages)
             cells.append(text_cell(text, cell.id))
@@ -745,7 +747,7 @@ def all_pages(
     wanted[out / "figures.md"], drawn = figures_page(pages)
     wanted[out / "reports.md"] = links.apply(reports_page(), index)
     wanted[out / "compare.md"] = links.apply(compare_page(), index, names=False)
-    wanted[out / "playground.md"] = page_of_site(BUILD / "static")
+    wanted[out / "playground.md"] = page_of_site(BUILD / "static", bool(below))
     wanted[out / "paste.md"] = links.apply(paste_page(pages, bool(below)), index, names=False)
     wanted[out / "quiz.md"] = quiz_page({p.url: p.title for p in pages})
     wanted[out / "glossary.md"] = glossary_page({p.url: p.title for p in pages})

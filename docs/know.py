@@ -6,6 +6,8 @@ from pathlib import Path
 
 from doctor_tables import (
     bugs_by_tools,
+    fresh_bugs,
+    fresh_counts,
     healthy_by_findings,
     libraries_by_rules,
     public_logs,
@@ -306,12 +308,12 @@ def portable_table(path: Path = ROOT / "evidence/portable.json") -> str:
 LAUNCHED = [  # launcher or engine, what was run of it, what was not
     (
         "data parallel",
-        "torch 2.13.0, gloo, two CPU processes (PPO and GRPO, ten iterations), also by `torchrun`",
+        "torch 2.13.0, gloo, two CPU processes (PPO and GRPO, ten iterations), also by `torchrun`: below",
         "NCCL, GPUs, more than two processes, two machines",
     ),
     (
         "`accelerate launch`",
-        "1.15.0, `data_parallel.yaml` and `fsdp.yaml`, two CPU processes",
+        "1.15.0, `data_parallel.yaml` and `fsdp.yaml`, two CPU processes: below",
         "GPUs, several machines; `--cpu`, which starts one process unless there is MPI",
     ),
     (
@@ -336,8 +338,13 @@ LAUNCHED = [  # launcher or engine, what was run of it, what was not
     ),
     (
         "Ray",
-        "2.60.0, one machine, two CPU processes: weights of PPO after two iterations within 10⁻¹² of one process",
+        "2.60.0, one machine, two CPU processes: the table of launchers below",
         "a cluster, GPUs, more than one machine",
+    ),
+    (
+        "verl, OpenRLHF",
+        "0.9.1 and 0.11.2: exported settings read by their own parsers, rewards loaded and asked ([what was run](guides/larger_libraries.ipynb#what-was-run))",
+        "a training by either, which needs GPUs",
     ),
     ("SLURM", "`train.slurm` read by `bash -n`", "sbatch, a cluster"),
 ]
@@ -347,6 +354,29 @@ def launched_table() -> str:
     "Launchers and engines: what was run, and what was not."
     return "| what | run | not run |\n|---|---|---|\n" + "\n".join(
         f"| {' | '.join(row)} |" for row in LAUNCHED
+    )
+
+
+def launchers_table() -> str:
+    "Two processes of each launcher against one: whole runs, and runs that were killed and resumed."
+    launchers = record("launchers")
+    versions = ", ".join(f"{name} {number}" for name, number in launchers["versions"].items())
+    rows = ["| launcher | algorithm | whole run | killed and resumed |", "|---|---|---|---|"]
+    for algorithm, case in launchers["cases"].items():
+        for launcher, found in case["launchers"].items():
+            if "skipped" in found:
+                cells = [found["skipped"], ""]
+            else:
+                cells = [f"{found[k]['largest_difference']:.0e}" for k in ("whole", "resumed")]
+            rows.append(f"| {launcher} | {algorithm} | {' | '.join(cells)} |")
+        mixed = case["begun_by_two_finished_by_one"]["largest_difference"]
+        rows.append(f"| torchrun, finished by one process | {algorithm} | | {mixed:.0e} |")
+    moved = min(case["weights_moved_by"] for case in launchers["cases"].values())
+    return (
+        f"Launchers with two processes ({launchers['device']}; {versions}; commit "
+        f"`{launchers['commit'][:9]}`): the largest difference of a weight from one process after six "
+        f"iterations, which move a weight by up to {moved:.2f}. The responses are the same.\n\n"
+        + "\n".join(rows)
     )
 
 
@@ -416,11 +446,16 @@ def know_page() -> str:
         "## The doctor",
         "The doctor reads a log in [a page](../docs/paste.md) or by the command.",
         "### Bugs and tools",
-        "Twenty-four bugs, one seed each, written by the hand that wrote the rules, after them. *Named*: the finding is the bug; *seen*: a true consequence of it; "
-        "*missed*: nothing was said. Four findings were true consequences that had not been foreseen; none was false. The probes ran in the run's own settings; –: they were not run, "
+        "Twenty-four bugs of the kinds that the rules were written for, one seed each. *Named*: the finding is the bug; *seen*: a true consequence of it; "
+        "*missed*: nothing was said. Four findings were true consequences that had not been foreseen; none was false. The probes ran in the run's own settings, and for the four bugs that the doctor does not name they were left at the first that failed; –: they were not run, "
         "because the bug is outside of the trainer, or because the climb is not recorded yet.",
         bugs_by_tools(),
         seen_by_either(),
+        "Twenty-four bugs more were invented when the rules were fixed, by their author; names and true consequences were noted before the first run. "
+        "Each trains a tiny model with two seeds. What the same run has without the bug is left out. *Not foreseen*: true consequences that were noted after the first run. "
+        "The probes were asked of some bugs of which the doctor says nothing, and left at the first one that fails.",
+        fresh_bugs(),
+        fresh_counts(),
         "### Healthy runs and findings",
         "Five hundred runs without a bug, with settings, rewards (offsets up to 10⁶, solved tasks, heavy tails), batches and lengths drawn at random. "
         "A finding is true if the run itself, not its log, says so.",
@@ -443,6 +478,7 @@ def know_page() -> str:
         page_cells_table(),
         "## Launchers and engines",
         launched_table(),
+        launchers_table(),
         engines_table(),
         "Of TensorBoard, Weights & Biases and trackio: [Trackers](guides/trackers.ipynb#versions).",
         "## On a GPU",

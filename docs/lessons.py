@@ -37,7 +37,7 @@ GUIDES = {  # the groups of the second shelf; a guide that is not named here sta
         "trackers",
         "command_line",
     ],
-    "Sampling and scale": ["vllm", "asynchronous", "several_processes", "fsdp"],
+    "Sampling and scale": ["vllm", "asynchronous", "several_processes", "fsdp", "larger_libraries"],
     "Rewards and data": [
         "your_data",
         "your_stages",

@@ -5,11 +5,19 @@ import base64
 import gzip
 import html
 import json
-import re
 from pathlib import Path
 
 from lessons import Page
-from page_cells import ON_PAGES, doctor_files, lesson_path, page_cells, page_files
+from page_cells import (
+    DIFFERENT,
+    LONGER,
+    ON_PAGES,
+    SECONDS,
+    doctor_files,
+    lesson_path,
+    page_cells,
+    page_files,
+)
 
 
 def lesson_of(page: Page) -> int | None:
@@ -28,14 +36,20 @@ def places(page: Page) -> set[str]:
     return {cell.id for cell in page_cells(number) if cell.reason is None}
 
 
-def place(cell_id: str) -> str:
-    "Where the runner of a cell stands."
-    return f'<div class="run-here" data-cell="{html.escape(cell_id)}"></div>'
+def place(page: Page, cell_id: str) -> str:
+    "Where the runner of a cell stands: how long the cell may take, and why its numbers differ."
+    where = (lesson_of(page), cell_id)
+    data = {"cell": cell_id, "seconds": str(LONGER.get(where, SECONDS))}
+    if where in DIFFERENT:
+        data["differs"] = DIFFERENT[where]
+    attributes = "".join(f' data-{name}="{html.escape(text)}"' for name, text in data.items())
+    return f'<div class="run-here"{attributes}></div>'
 
 
-def without_directives(source: str) -> str:
-    "A cell as a reader edits it."
-    return re.sub(r"^#\|.*\n?", "", source, flags=re.M)
+WITHOUT_PYTHON = (
+    '<p class="without-python">The cells of this page cannot be run here: this build of the site '
+    "has no Python for the browser. Run them in the notebook.</p>"
+)
 
 
 def sources(page: Page) -> str:

@@ -17,7 +17,7 @@ from lessons import ROOT
 from page_names import Names
 
 LESSONS = (1, 4, 5, 6, 7, 8, 9, 10, 11, 12)  # whose cells are compared with torch
-ON_PAGES = (1, 4, 5, 6, 7, 8, 9, 11, 12)  # whose cells can be run by a reader
+ON_PAGES = LESSONS  # whose cells can be run by a reader
 CHAOS = "it trains in float32, where the order of adding decides the last digits, and these grow"
 DIFFERENT = {  # (lesson, cell): why it gives other numbers than torch
     (9, "4455d583"): "it shows what is left of a difference of rounding errors",
@@ -26,6 +26,13 @@ DIFFERENT = {  # (lesson, cell): why it gives other numbers than torch
     (10, "ff43325d"): CHAOS,
     (10, "2b61a42c"): CHAOS,
     (10, "02c29e99"): "its check is of a float32 number that is given as Python's float",
+}
+SECONDS = 10  # that a cell may take on its page
+LONGER = {  # (lesson, cell): what a cell may take that computes more than others
+    (1, "bb070902"): 30,
+    (1, "b571f268"): 30,
+    (4, "3e3d4700"): 30,
+    (10, "de4a69de"): 60,
 }
 NOT_ON_A_PAGE = ("nbdev", "os", "subprocess", "torch.utils")  # what a page has nothing like
 

@@ -178,12 +178,13 @@ class Lesson:
     def run(self, wanted: str, sources: dict[str, str], report) -> None:
         """Run a cell, after what it needs; `sources` are the texts that a reader has edited.
 
-        `report` is called with JSON: once per cell that has run, and at the end with the cells that
-        are up to date and those that rest on an edited one.
+        `report` is called with JSON: before and after each cell that runs, and at the end with the
+        cells that are up to date and those that rest on an edited one.
         """
         for cell in self.order:
             self.edit(cell, sources.get(cell, self.original[cell]))
         for cell in self.plan(wanted):
+            report(json.dumps({"begins": cell}))
             result = self.run_one(cell)
             report(json.dumps({"cell": cell, **result}))
             if result["error"] is not None:

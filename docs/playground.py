@@ -76,9 +76,10 @@ def measured_edits() -> dict:
     return {"head": ["Loss", *columns, "What it does"], "rows": rows, "note": note}
 
 
-def script() -> str:
+def script(has_python: bool) -> str:
     "The page's whole script: the data, the worker as a string, and the page."
     data = {
+        "HAS_PYTHON": has_python,
         "START": json.loads((HERE / "start.json").read_text("utf-8")),
         "SOURCES": editor_sources(),
         "EDITS": prepared_edits(),
@@ -101,10 +102,10 @@ def style() -> str:
     return (HERE / "page.css").read_text("utf-8")
 
 
-def page_of_site(static: Path) -> str:
+def page_of_site(static: Path, has_python: bool) -> str:
     "The page within the site, as Markdown; its script and its style go to the folder `static`."
     static.mkdir(parents=True, exist_ok=True)
-    (static / "playground.js").write_text(script(), "utf-8")
+    (static / "playground.js").write_text(script(has_python), "utf-8")
     (static / "playground.css").write_text(style(), "utf-8")
     return (
         "---\norphan: true\nhide-toc: true\n---\n\n# Playground\n\n```{rst-class} subtitle\n```\n\n"
@@ -128,12 +129,12 @@ def frame(experiment: str | None = None, up: str = "", loss: str | None = None) 
     )
 
 
-def page() -> str:
+def page(has_python: bool = True) -> str:
     "The same as one file of HTML: for a frame in Jupyter, or to send by mail."
     return (
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>Playground: PPO trains a language model in this page</title>\n<style>\n{style()}</style>\n"
-        f'<body class="alone">\n<main>\n<h1>Playground</h1>\n{body()}\n</main>\n<script>\n{script()}</script>\n</body>\n</html>\n'
+        f'<body class="alone">\n<main>\n<h1>Playground</h1>\n{body()}\n</main>\n<script>\n{script(has_python)}</script>\n</body>\n</html>\n'
     )
 
 
@@ -167,8 +168,8 @@ def main():
         train_start()
     if args.folder:
         args.folder.mkdir(parents=True, exist_ok=True)
-        (args.folder / "playground.html").write_text(page(), "utf-8")
-        write_static(args.folder / "_static")
+        has_python = write_static(args.folder / "_static")
+        (args.folder / "playground.html").write_text(page(has_python), "utf-8")
         print(args.folder / "playground.html")
 
 

@@ -231,7 +231,7 @@ QUIZZES = {  # part: (question, answer, lesson#section)
         (
             "A probe fails. What have you learnt?",
             "Where to look: each is a task with one thing in it that can go wrong.",
-            "guides/bug_hunt",
+            "learn/probes",
         ),
         (
             "Which must not change the answer: padding side, batch split, order of rows?",

@@ -23,6 +23,7 @@ MEASURES = {
     "gallery": "tasks.gallery",
     "doctor_unseen": "tasks.gallery",
     "doctor_bugs": "tasks.gallery",
+    "doctor_fresh": "tasks.probes",
     "doctor_healthy": "tasks.probes",
     "probes": "tasks.probes",
     "resume": "cli.main",
@@ -71,7 +72,7 @@ LESSONS = (  # where a part of this code stood before it was a module
     "guides/side_by_side",
     "learn/20_exact_world",
     "learn/21_probes",
-    "learn/22_bug_hunt",
+    "learn/22_failure_gallery",
 )
 
 

@@ -236,6 +236,7 @@ def made_run(run: HealthyRun) -> tuple[list[dict], dict, dict, list[dict]]:
         metrics = list(first.train(prompts, reward, **options))
     model, tokenizer = started(run.start, config.seed)
     facts.rows[0]["prompts"] = prompts_against_chance(model, tokenizer, prompts)
+    facts.rows[0]["held out"] = bool({*prompts} & {*options.get("held_out", ())})
     return metrics, dataclasses.asdict(config), kept.record, facts.rows
 
 
@@ -291,6 +292,7 @@ TRUTH: dict[str, Callable[[list[dict]], bool]] = {
     "harmful values": lambda facts: at_end(facts, "missed") > 1.5,
     "no clip": lambda facts: max(fact["moved"] for fact in facts) > 0.3,
     "large steps": lambda facts: max(fact["moved"] for fact in facts) > 0.3,
+    "held out prompts trained": lambda facts: facts[0]["held out"],
 }
 
 

@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import run
+
 from instruct_goose.doctor.examination import examine
 
 HERE = Path(__file__).parent
@@ -143,7 +145,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the copied logs lie")
     folder = parser.parse_args().folder
     rows = [row_of(folder / name, log) for name, log in LOGS.items()]
-    text = json.dumps({"logs": rows}, indent=1, ensure_ascii=False)
+    origin = run.origin("python evidence/doctor_public.py FOLDER")
+    text = json.dumps({"origin": origin, "logs": rows}, indent=1, ensure_ascii=False)
     (HERE / "doctor_public.json").write_text(text + "\n", "utf-8")
     for row in rows:
         print(row["title"], row["found"], row["true"])

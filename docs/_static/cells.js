@@ -28,13 +28,17 @@
     onmessage = async ({data: {files, sources, wanted, edited}}) => {
       try {
         lesson ??= await start(files, sources)
-        postMessage({started: true})
         lesson.run(wanted, python.toPy(edited), said => postMessage(JSON.parse(said)))
       } catch (error) { postMessage({died: String(error)}) }
     }
   }
 
-  const unpack = async text => new Response(new Blob([Uint8Array.from(atob(text), c => c.charCodeAt())]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer()
+  const bytesOf = text => {  // a loop: Uint8Array.from takes a second for Python
+    const letters = atob(text), bytes = new Uint8Array(letters.length)
+    for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i)
+    return bytes
+  }
+  const unpack = async text => new Response(new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer()
   const script = name => new Promise((done, failed) => document.head.append(make("script", {src: `${root}_static/${name}`, onload: done, onerror: failed})))
   const load = () => files ??= Promise.all([typeof PYTHON === "undefined" ? script("python.js") : 0, script("page_files.js")])
     .then(async () => Object.fromEntries(await Promise.all(Object.entries({...PYTHON, "page_files.json": PAGE_FILES}).map(async ([name, text]) => [name, await unpack(text)]))))
@@ -62,9 +66,12 @@
     }
     worker.onmessage = ({data: said}) => {
       if (busy !== turn) return
-      if (said.started) {
-        at.state("running", "running")
-        clock = setTimeout(() => end("stopped", `stopped after ${SECONDS} seconds. A phone may be too slow for this cell`, true), 1000 * SECONDS)
+      if (said.begins) {
+        const seconds = cells[said.begins]?.seconds ?? SECONDS
+        const words = seconds > SECONDS ? `running: this cell may take up to ${seconds} seconds` : "running"
+        clearTimeout(clock)
+        clock = setTimeout(() => end("stopped", `stopped after ${seconds} seconds. A phone may be too slow for this cell`, true), 1000 * seconds)
+        at.state("running", said.begins === cell.id ? words : words.replace("running", "running what this cell needs"))
       } else if (said.died) end("failed", "Python has ended: " + said.died.slice(0, 500) + " Run starts it again.", true)
       else if (said.cell) show(said, turn)
       else { mark(said); end(turn.failed ? "failed" : "done", turn.failed || "done", false) }
@@ -92,6 +99,7 @@
       const line = said.error.line ? ` in line ${said.error.line}` : ""
       parts.push(make("p", {className: "verdict", textContent: `${said.error.type}${line}: ${said.error.text}`}))
     }
+    if (cell.differs && parts.length) parts.push(make("p", {className: "old", textContent: `Not all of these numbers are those above: ${cell.differs}.`}))
     cell.output.replaceChildren(...parts)
     if (cell === turn.cell && turn.at !== cell) turn.at.output.replaceChildren(...parts.map(part => part.cloneNode(true)))
     cell.ran = true
@@ -131,7 +139,7 @@
     box.setAttribute("aria-label", "This cell, in Python")
     box.title = "Tab indents; Escape, then Tab, leaves; Control and Enter run it"
     const cell = cells[place.dataset.cell] = {
-      id: place.dataset.cell, block, box, output, old, ran: false,
+      id: place.dataset.cell, seconds: Number(place.dataset.seconds), differs: place.dataset.differs, block, box, output, old, ran: false,
       isEdited: () => box.value !== original,
       put: text => { box.value = text; box.hidden = text === original; edit.textContent = box.hidden ? "Edit" : "Close"; box.rows = text.split("\n").length + 1; again.disabled = text === original },
       state: (stage, words) => {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
 from itertools import count
 from operator import add
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from .dtypes import dtype
 from .refusal import refuse, refuse_keywords
@@ -46,6 +46,27 @@ class Node:
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
+
+    def __del__(self):
+        """Hand on what the node holds, so that a long chain is freed in a loop.
+
+        Otherwise Python frees a node within the freeing of the next, and a sum of a thousand terms
+        is too deep for a browser.
+        """
+        Freed.waiting.append((self.edges, self.pull))
+        self.edges = self.pull = None
+        if not Freed.is_emptying:
+            Freed.is_emptying = True
+            while Freed.waiting:
+                Freed.waiting.pop()
+            Freed.is_emptying = False
+
+
+class Freed:
+    "What nodes held that nobody needs any more."
+
+    waiting: ClassVar[list[tuple]] = []
+    is_emptying = False
 
 
 def edge_to(x: object) -> Edge | None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 from operator import index as as_index
 
 from . import dtypes
@@ -238,6 +237,8 @@ def arange(*ends, dtype=None, device=None, requires_grad=False, **others) -> Ten
 
 def evenly(start: float, end: float, steps: int, kind: dtype) -> list:
     "Numbers at equal distances; the second half is counted from the end, as torch does."
+    from fractions import Fraction  # few need it, and a page begins sooner without it
+
     if steps == 1:
         return kind.keep([float(start)])
     (start, end) = kind.keep([float(start), float(end)])

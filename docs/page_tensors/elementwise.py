@@ -695,7 +695,9 @@ def equal(input: Tensor, other: Tensor) -> bool:
 
 # --- choices ----------------------------------------------------------------------------------
 def chosen(holds: list, x: list, x_shape: Size, y: list, y_shape: Size, shape: Size) -> list:
-    "x where it holds, else y; one of them is often a single number."
+    "x where it holds, else y; one of them is often a single number, and often all of it holds."
+    if all(holds):
+        return broadcast(x, x_shape, shape)
     if len(y) == 1:
         (number,) = y
         return [a if c else number for c, a in zip(holds, broadcast(x, x_shape, shape))]
@@ -729,7 +731,8 @@ def where(condition: Tensor, input: object = None, other: object = None, **other
         def pull(g):
             left = right = None
             if isinstance(input, Tensor) and input.requires_grad:
-                left = sum_to([gi if c else 0.0 for c, gi in zip(holds, g)], shape, input.shape)
+                kept = g if all(holds) else [gi if c else 0.0 for c, gi in zip(holds, g)]
+                left = sum_to(kept, shape, input.shape)
             if isinstance(other, Tensor) and other.requires_grad:
                 right = sum_to([0.0 if c else gi for c, gi in zip(holds, g)], shape, other.shape)
             return left, right

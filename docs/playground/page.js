@@ -124,8 +124,13 @@ const SECONDS = 10
 const root = `${document.documentElement.dataset.content_root ?? "./"}_static/`
 const loadScript = name => new Promise((done, failed) => document.head.append(Object.assign(element("script", { src: root + name }), { onload: done, onerror: failed })))
 let files, inPython = null // files: of Python, loaded once; inPython: the texts that are trained with
+function bytesOf(text) { // a loop: Uint8Array.from takes a second for Python
+  const letters = atob(text), bytes = new Uint8Array(letters.length)
+  for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i)
+  return bytes
+}
 async function unpackFile(text) {
-  return new Response(new Blob([Uint8Array.from(atob(text), c => c.charCodeAt())]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer()
+  return new Response(new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer()
 }
 function loadFiles() {
   return files ??= Promise.all([loadScript("python.js"), loadScript("page_files.js")])
@@ -146,7 +151,13 @@ async function inTime(answer) {
   } finally { clearTimeout(clock) }
 }
 
+const WITHOUT_PYTHON = "This build of the site has no Python for the browser, so that an edited loss cannot be trained here. Download it as a notebook."
+
 async function trainWith(texts) {
+  if (!HAS_PYTHON) {
+    at("built-in").hidden = true
+    return editor.say(WITHOUT_PYTHON)
+  }
   editor.say(files ? "Your loss is being loaded" : "Python is loading: 7 MB, once")
   await stop()
   try { await ask("python", { files: await loadFiles() }) } catch (error) {
@@ -388,6 +399,8 @@ async function begin() {
   await startWorker()
   await reset()
   await editor.begin(address)
+  at("train").disabled = !HAS_PYTHON
+  if (!HAS_PYTHON) editor.say(WITHOUT_PYTHON)
   if (address.iterations) await script(address.iterations)
 }
 

@@ -6,11 +6,11 @@
 __all__ = ['OWN_DATA', 'RECIPE_COMMANDS', 'OWN_MODEL_COMMANDS', 'COMMANDS', 'FLAG_TYPES', 'OURS', 'COLUMN_FLAGS', 'Command',
            'load_quickstart', 'load_reviews', 'load_train', 'load_sft', 'load_reward_model', 'load_dpo', 'load_kto',
            'load_recipe', 'load_sample', 'load_chat', 'load_merge', 'load_probe', 'load_doctor', 'load_report',
-           'load_compare', 'load_exercises', 'require_reward', 'require_trainer', 'flag_type', 'Flag', 'flag_table',
-           'stored_flag', 'with_flags', 'values_of', 'flags', 'with_defaults', 'may_be_missing', 'unknown_flags',
-           'settings_of_file', 'more_choices', 'refuse_foreign', 'as_flags', 'run_plugins', 'foreign',
-           'ImpossibleSettings', 'in_a_shell', 'in_a_sentence', 'settings_of_command', 'warnings_in_a_line', 'main',
-           'run_command', 'require_places']
+           'load_compare', 'load_conform', 'load_exercises', 'require_reward', 'require_trainer', 'require_loss',
+           'require_environment', 'flag_type', 'Flag', 'flag_table', 'stored_flag', 'with_flags', 'values_of', 'flags',
+           'with_defaults', 'may_be_missing', 'unknown_flags', 'settings_of_file', 'more_choices', 'refuse_foreign',
+           'as_flags', 'run_plugins', 'foreign', 'ImpossibleSettings', 'in_a_shell', 'in_a_sentence',
+           'settings_of_command', 'warnings_in_a_line', 'main', 'run_command', 'require_places']
 
 # %% ../../nbs/guides/command_line.ipynb #b07e26d8
 import json
@@ -172,6 +172,13 @@ def load_compare() -> tuple[type, Callable]:
     return CompareConfig, run_compare
 
 
+def load_conform() -> tuple[type, Callable]:
+    "Import the settings and the function of `conform`."
+    from instruct_goose.cli.commands import ConformConfig, run_conform
+
+    return ConformConfig, run_conform
+
+
 def load_exercises() -> tuple[type, Callable]:
     "Import the settings and the function of `exercises`."
     from instruct_goose.cli.commands import ExercisesConfig, run_exercises
@@ -187,6 +194,16 @@ def require_reward(place: str) -> None:
 def require_trainer(place: str) -> None:
     "Raises FileNotFoundError for FILE.py:CLASS without its file."
     require_python_file(place, "--trainer")
+
+
+def require_loss(place: str) -> None:
+    "Raises FileNotFoundError for FILE.py or FILE.py:FUNCTION without its file."
+    require_python_file(place, "loss")
+
+
+def require_environment(place: str) -> None:
+    "Raises FileNotFoundError for FILE.py:CLASS without its file."
+    require_python_file(place, "--environment")
 
 
 OWN_DATA = {
@@ -218,6 +235,7 @@ OWN_MODEL_COMMANDS = {
             **OWN_DATA,
             "sft": require_rows_file,
             "reward": require_reward,
+            "environment": require_environment,
             "trainer": require_trainer,
         },
     ),
@@ -289,6 +307,11 @@ COMMANDS |= {
         "Several runs on one page: curves over each other, seeds as a band, what differs.",
         load_compare,
         {"run_dirs": require_log},
+    ),
+    "conform": Command(
+        "Say which library's policy loss a function computes, or where it departs.",
+        load_conform,
+        {"loss": require_loss},
     ),
     "exercises": Command(
         "List the lessons' exercises with what you have done, or show one of them.",

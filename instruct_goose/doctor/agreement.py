@@ -7,7 +7,8 @@ __all__ = ['AGREEMENT_RULES', 'reference_is_the_policy', 'reference_of_other_tok
            'policy_stands_still', 'steps_rounded_away', 'updates_missing', 'parts_without_gradient',
            'gradient_not_clipped', 'equal_parts', 'other_best_iteration', 'same_responses', 'harmful_values',
            'same_states', 'one_state_two_numbers', 'values_of_one_state', 'reference_of_one_state',
-           'policy_of_one_state', 'groups_mixed', 'tokens_behind_the_end', 'columns_of_other_rows',
+           'policy_of_one_state', 'groups_mixed', 'tokens_behind_the_end', 'columns_of_other_rows', 'shaped_by_hand',
+           'score_shaping_off', 'ends_miscounted', 'prompt_tokens_off', 'held_out_prompts_trained', 'weights_missing',
            'token_gradients_by_hand', 'clip_bounds_off', 'token_gradient_rounded', 'returns_off']
 
 # %% ../../nbs/reference/doctor/agreement.ipynb #f48a064e
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations, pairwise
 from statistics import median
 
+from ..config import RLHFConfig
 from ..core.checks import shorten
 from instruct_goose.doctor.recomputed import (
     advantages_by_hand,
@@ -32,6 +34,7 @@ from instruct_goose.doctor.rules import (
     charges_kl,
     compares_groups,
     count_responses,
+    evaluates,
     has_reference,
     last_quarter,
     learns_values,
@@ -409,6 +412,130 @@ def columns_of_other_rows(run: Run) -> str | None:
             )
     return None
 
+# %% ../../nbs/reference/doctor/agreement.ipynb #f59cbd2a
+def shaped_by_hand(response: Mapping, config: RLHFConfig) -> float | None:
+    """Shape a recorded raw score as the settings say: clip, missing end, overlong penalty.
+
+    clamp(R, −c, c) − penalty·[no end] + min(0, (L − B − n)/B). None where it was not recorded.
+    """
+    score = response.get("raw_score")
+    if score is None or "ended" not in response:
+        return None
+    if config.reward_clip is not None:
+        score = max(-config.reward_clip, min(config.reward_clip, score))
+    if config.missing_eos_penalty is not None and not response["ended"]:
+        score -= config.missing_eos_penalty
+    if config.overlong_buffer is not None:
+        left = config.max_new_tokens - config.overlong_buffer - len(response["tokens"])
+        score += min(0.0, left / config.overlong_buffer)
+    return score
+
+
+def score_shaping_off(run: Run) -> str | None:
+    """The score is the one that the reward functions gave, shaped as the settings say.
+
+    To 0.2 % and four digits. Evidence are two responses or more, and more than one in twenty.
+    """
+    if run.config is None:
+        return None
+    compared = 0
+    bad = []
+    for iteration, responses in run.tokens.items():
+        for response in responses:
+            score = response.get("score")
+            expected = shaped_by_hand(response, run.config)
+            if score is None or expected is None:
+                continue
+            compared += 1
+            size = abs(score) + abs(expected) + abs(response["raw_score"])
+            if abs(score - expected) > 1e-3 * size + 1e-4:
+                bad.append((iteration, response, expected))
+    if len(bad) < 2 or len(bad) <= compared / 20:
+        return None
+    iteration, response, expected = bad[0]
+    end = "ended by itself" if response["ended"] else "did not end"
+    return (
+        f"{len(bad)} of {compared} recorded scores differ, such as {response['score']:.4g} of the "
+        f"response {shorten(' '.join(response['tokens']))} to {shorten(response['prompt'])} in "
+        f"iteration {iteration}: the reward functions gave {response['raw_score']:.4g}, the "
+        f"response {end}, and by the settings its score is {expected:.4g}"
+    )
+
+# %% ../../nbs/reference/doctor/agreement.ipynb #4c3bec70
+def ends_miscounted(run: Run) -> str | None:
+    """A response has ended if its last token is an end token, and only then.
+
+    Not looked for with stop_strings, nor where an environment may end an episode.
+    """
+    if run.config is None or run.config.stop_strings:
+        return None
+    bad = []
+    for iteration, responses in run.tokens.items():
+        for response in responses:
+            if "ended" not in response or "end" not in response or "from_environment" in response:
+                continue
+            has_end = response["end"] == len(response["tokens"]) - 1
+            if response["ended"] != has_end:
+                bad.append((iteration, response))
+    if len(bad) < 2:
+        return None
+    iteration, response = bad[0]
+    said = "counts as ended" if response["ended"] else "counts as cut off"
+    last = "is no end token" if response["ended"] else "is an end token"
+    return (
+        f"{len(bad)} recorded responses, such as {shorten(' '.join(response['tokens']))} to "
+        f"{shorten(response['prompt'])} in iteration {iteration}, which {said}; its last token "
+        f"{response['tokens'][-1]!r} {last}"
+    )
+
+
+def prompt_tokens_off(run: Run) -> str | None:
+    "The model reads the tokens that the tokenizer writes for the prompt of the data."
+    compared = 0
+    bad = []
+    for iteration, responses in run.tokens.items():
+        for response in responses:
+            if "prompt_difference" in response:
+                compared += 1
+                if response["prompt_difference"] is not None:
+                    bad.append((iteration, response))
+    if not bad:
+        return None
+    iteration, response = bad[0]
+    prompt = (response.get("columns") or {}).get("prompt", response["prompt"])
+    return (
+        f"in {len(bad)} of {compared} recorded responses, such as one to {shorten(prompt)} in "
+        f"iteration {iteration}: {response['prompt_difference']}"
+    )
+
+# %% ../../nbs/reference/doctor/agreement.ipynb #a17fd2cd
+def held_out_prompts_trained(run: Run) -> str | None:
+    """No prompt that the policy is evaluated on is trained on.
+
+    Evidence is a prompts_held_out above 0 in any iteration.
+    """
+    rows = run.rows("iteration", "prompts_held_out")
+    bad = [(iteration, share) for iteration, share in rows if share > 0]
+    if not bad:
+        return None
+    shown = []
+    for responses in run.tokens.values():
+        shown += [response["prompt"] for response in responses if response.get("is_held_out")]
+    such = f", such as {shorten(shown[0])}" if shown else ""
+    iteration, share = max(bad, key=lambda row: row[1])
+    return (
+        f"in {len(bad)} of {len(rows)} iterations prompts are held out as well{such}; most in "
+        f"iteration {iteration}, {share:.0%} of its prompts"
+    )
+
+
+def weights_missing(run: Run) -> str | None:
+    "Every weight of the policy stood in the files that it was loaded from."
+    missing = max(run["weights_missing"], default=0)
+    if missing == 0:
+        return None
+    return f"{missing:g} tensors of the policy were not in its files; they began at random"
+
 # %% ../../nbs/reference/doctor/agreement.ipynb #d1f0f6ef
 def token_gradients_by_hand(run: Run) -> Iterator[Comparison]:
     "Yield the recorded −∂L/∂log π of each response, beside those by hand away from the bounds."
@@ -653,6 +780,50 @@ AGREEMENT_RULES = (
         what="a prompt comes with the answer of another row",
         cure="shuffle prompts and columns together",
         columns=("columns",),
+    ),
+    Rule(
+        score_shaping_off,
+        "warning",
+        "guides/reward_shaping",
+        what="the score is not the one that the reward functions gave, shaped as the settings say",
+        cure="unless ask_rewards or score is overridden on purpose: print both of a few responses",
+        columns=("raw_score", "ended"),
+    ),
+    Rule(
+        ends_miscounted,
+        "warning",
+        "learn/15_rollout",
+        what="responses that end count as cut off, or the reverse",
+        cure="fill the sampler's `ended` from the last token of the mask, or leave it None",
+        columns=("ended", "end"),
+    ),
+    Rule(
+        prompt_tokens_off,
+        "warning",
+        "reference/rollouts/prompts",
+        what="the model reads other tokens than the tokenizer writes for the prompt",
+        cure=(
+            "unless encode is your own: print query_ids[query_mask] of one row beside "
+            "tokenizer(prompt).input_ids"
+        ),
+        columns=("prompt_difference",),
+    ),
+    Rule(
+        held_out_prompts_trained,
+        "warning",
+        "learn/19_evaluation",
+        what="prompts that the policy is evaluated on are trained on: held_out_reward is no test",
+        cure="take the held-out prompts out of the training prompts",
+        metrics=("prompts_held_out",),
+        applies=evaluates,
+    ),
+    Rule(
+        weights_missing,
+        "warning",
+        "reference/models/loading",
+        what="a part of the policy began at random: its files lacked weights",
+        cure="load_model(…, strict=True) names the first of them",
+        metrics=("weights_missing",),
     ),
     Rule(
         returns_off,

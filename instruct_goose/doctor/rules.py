@@ -6,11 +6,11 @@
 __all__ = ['KEYS', 'PART', 'LARGEST', 'RENAMED', 'Find', 'FLOAT32', 'METRIC_RULES', 'Finding', 'Run', 'checked_metrics',
            'checked_number', 'trainer_config', 'with_new_names', 'read_metrics', 'read_metric_lines', 'is_rl_log',
            'always', 'learns_values', 'charges_kl', 'has_reference', 'compares_groups', 'rewards_entropy',
-           'corrects_importance', 'scores_are_asked_again', 'Verdict', 'Rule', 'rounding_limit', 'count_responses',
-           'last_quarter', 'above_limit', 'above_at_start', 'median_outside', 'has_fallen', 'noisy_forward', 'start_kl',
-           'padding_counted', 'sampler_mismatch', 'sampler_left_behind', 'nll_off_entropy', 'foreign_prompts',
-           'charged_k1', 'Charge', 'charges', 'kl_estimate_off', 'negative_k1', 'negative_kl', 'kl_sign',
-           'equal_rewards', 'no_policy_gradient', 'ratio_never_moves', 'values_stand_still', 'ends_unseen',
+           'corrects_importance', 'evaluates', 'scores_are_asked_again', 'Verdict', 'Rule', 'rounding_limit',
+           'count_responses', 'last_quarter', 'above_limit', 'above_at_start', 'median_outside', 'has_fallen',
+           'noisy_forward', 'start_kl', 'padding_counted', 'sampler_mismatch', 'sampler_left_behind', 'nll_off_entropy',
+           'foreign_prompts', 'charged_k1', 'Charge', 'charges', 'kl_estimate_off', 'negative_k1', 'negative_kl',
+           'kl_sign', 'equal_rewards', 'no_policy_gradient', 'ratio_never_moves', 'values_stand_still', 'ends_unseen',
            'never_ends', 'policy_slopes', 'policy_loss_scale', 'value_loss_off', 'entropy_bonus_off',
            'gradient_missing', 'stale_gradients', 'advantages_of_other_rows', 'returns_are_values', 'prompts_lost',
            'noisy_reward', 'reward_of_other_rows', 'length_is_reward', 'small_rewards', 'LargeStep', 'large_steps',
@@ -58,7 +58,8 @@ KEYS = tuple(
     groups_dropped updates coverage_error optimizer_step_count lr weight_change_rms
     value_weight_change_rms tensors_unmoved prompts_kept prompts_ended reference_weight_mean_abs
     advantage_mean chosen_logprob reward_min reward_max return_mean
-    clipped_grad_norm moment_norm tensors_without_gradient held_out_reward held_out_kl""".split()
+    clipped_grad_norm moment_norm tensors_without_gradient held_out_reward held_out_kl
+    prompts_held_out weights_missing""".split()
 )
 PART = "reward_mean/"  # begins the name of a reward function's own mean, which is read as well
 LARGEST = 1e100  # up to here, squares and products of two numbers are finite
@@ -266,6 +267,11 @@ def rewards_entropy(run: Run) -> bool:
 def corrects_importance(run: Run) -> bool:
     "Can the sampler be another model? Then importance_cap is set."
     return run.settings.get("importance_cap", 1.0) is not None
+
+
+def evaluates(run: Run) -> bool:
+    "Are there held-out prompts? Not where eval_every is known to be unset."
+    return run.settings.get("eval_every", 1) is not None
 
 
 def scores_are_asked_again(run: Run) -> bool:

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['SMOLLM', 'Kind', 'LAYER_COUNTS', 'SMOLLM_PACKAGES', 'CHAT_TEMPLATE', 'WEIGHTS', 'find_model', 'holds_adapters',
-           'check_files', 'read_config', 'load_model', 'load_tokenizer', 'load_generation_config', 'saved_ends',
-           'load_config', 'configured_vocabulary', 'load_part', 'first_line_of', 'check_loaded_weights', 'without_tied',
-           'restore_head_bias', 'load_adapters', 'fit_embedding', 'saved_embedding_rows', 'base_model_of',
-           'save_merged', 'save_atomically', 'load_smollm', 'require_smollm', 'tiny_smollm', 'as_stored',
-           'save_weights', 'SavesPretrained', 'save_model', 'align_ends']
+           'check_files', 'read_config', 'missing_weights', 'load_model', 'load_tokenizer', 'load_generation_config',
+           'saved_ends', 'load_config', 'configured_vocabulary', 'load_part', 'first_line_of', 'check_loaded_weights',
+           'without_tied', 'restore_head_bias', 'load_adapters', 'fit_embedding', 'saved_embedding_rows',
+           'base_model_of', 'save_merged', 'save_atomically', 'load_smollm', 'require_smollm', 'tiny_smollm',
+           'as_stored', 'save_weights', 'SavesPretrained', 'save_model', 'align_ends']
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0003
 import json
@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import safe_open
@@ -170,6 +171,22 @@ def _check_rank(directory: Path, config: dict[str, Any]) -> None:
                 "saved with them"
             )
 
+# %% ../../nbs/reference/models/loading.ipynb #d3644039
+# Of each model that `load_model` has loaded, the weights that were not in its files.
+_MISSING: WeakKeyDictionary[nn.Module, list[str]] = WeakKeyDictionary()
+
+
+def missing_weights(model: nn.Module) -> list[str]:
+    """List the weights that `load_model` did not find in a model's files, and began at random.
+
+    Of a model that holds others, such as one with adapters, those of all of them. A model that
+    somebody else has loaded, or a copy, has none here: nobody knows.
+    """
+    names = []
+    for part in model.modules():
+        names += _MISSING.get(part, [])
+    return sorted(names)
+
 # %% ../../nbs/reference/models/loading.ipynb #10ad000a
 def load_model(
     source: str | Path,  # as for `find_model`: a whole model, or adapters
@@ -202,6 +219,7 @@ def load_model(
         if kind == "policy":
             restore_head_bias(directory, model, report)
         check_loaded_weights(directory, model, report, strict, kind)
+        _MISSING[model] = without_tied(model, report["missing_keys"])
     if kind != "reward":
         check_causal(model)
     is_quantised = getattr(model, "is_quantized", False)  # adapters learn beside it

@@ -237,6 +237,18 @@ def estimate_advantages(
         )
     return entry.estimate(
         AdvantageInputs(
-            rewards.detach(), mask, values, baseline, group_size, group_ddof, gamma, lam, entropy
+            rewards=rewards.detach(),
+            mask=mask,
+            values=_detached(values),
+            baseline=_detached(baseline),
+            group_size=group_size,
+            group_ddof=group_ddof,
+            gamma=gamma,
+            lam=lam,
+            entropy=_detached(entropy),
         )
     )
+
+
+def _detached(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach()

@@ -6,16 +6,17 @@
 __all__ = ['Columns', 'SAMPLE', 'C', 'NOTHING', 'NAMES_OF_RUNS', 'INTEGER', 'DECIMAL', 'UPDATING', 'PASSING', 'own_tokenizer',
            'own_rows', 'source_name', 'named_columns', 'source_of', 'read_demos', 'read_preferences', 'check_fit',
            'with_arguments', 'naming_row', 'read_prompts', 'unused_columns', 'load_reward', 'named_object',
-           'load_module', 'PlugIns', 'load_plugins', 'try_reward', 'right_answer', 'OwnRun', 'hints_for_run',
-           'name_in_run', 'settings_in', 'parse_settings', 'by_name', 'as_setting', 'as_value', 'as_item',
-           'meanings_of', 'as_yaml', 'own_model', 'memory_parts', 'readable', 'at_most', 'memory_table']
+           'load_module', 'PlugIns', 'load_plugins', 'try_reward', 'right_answer', 'load_environment',
+           'try_environment', 'OwnRun', 'hints_for_run', 'name_in_run', 'settings_in', 'parse_settings', 'by_name',
+           'as_setting', 'as_value', 'as_item', 'meanings_of', 'as_yaml', 'own_model', 'memory_parts', 'readable',
+           'at_most', 'memory_table']
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #99c413b7
 import importlib
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import asdict, dataclass, fields
 from inspect import isclass, isfunction
@@ -31,6 +32,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     TrainerState,
 )
+from transformers.utils.chat_template_utils import get_json_schema
 
 from ..config import FOREIGN_NAMES, RLHFConfig
 from instruct_goose.core.checks import (
@@ -71,12 +73,18 @@ from ..models.vocabulary import unreadable_in, unreadable_text
 from ..models.reward_model import RewardModel
 from ..objective.group import PRESETS
 from ..models.rendering import is_conversation, Renderer, template_columns
+from instruct_goose.rollouts.environments import (
+    adapt_environment,
+    EpisodeEnvironment,
+    ToolEnvironment,
+)
 from ..rollouts.prompts import data_columns
 from instruct_goose.rollouts.rewards import (
     check_column_names,
     completion_kwargs,
     NO_ALARMS,
     noticing_alarms,
+    place_of,
     score_texts,
     RewardLog,
     TAKES_ALL,
@@ -491,6 +499,47 @@ def right_answer(row: Mapping, column: str | None) -> str | None:  # None: it ha
         return None
     return str(value)
 
+# %% ../../nbs/reference/recipes/inputs.ipynb #1f6b80d3
+def load_environment(place: str) -> Callable[[], Any]:
+    """Load what makes an environment: a class or function, as FILE.py:NAME or module:NAME.
+
+    Raises ValueError or OSError, beginning with --environment, for what is none.
+    """
+    made = named_object(place, "--environment")
+    if not callable(made):
+        raise ValueError(
+            f"--environment {place} is an object: name its class, or a function that makes it"
+        )
+    return made
+
+
+def try_environment(
+    place: str,  # as the setting names it, for errors
+    factory: Callable[[], Any],
+    row: Mapping[str, Any] | None = None,  # of the data, to begin an episode with
+) -> EpisodeEnvironment:
+    """Make an environment, describe its tools, and begin an episode.
+
+    Raises ValueError, beginning with --environment, for a class of none of the protocols, a tool
+    that cannot be described, and whatever its code raises, with the line.
+    """
+    asked = "made without arguments"
+    try:
+        with chdir("."):  # back again, wherever an environment goes
+            environment = adapt_environment(factory())
+            if isinstance(environment, ToolEnvironment):
+                for name, tool in environment.tools.items():
+                    asked = f"its tool {name}"
+                    get_json_schema(tool)
+            if row is not None:
+                asked = f"reset with the first row, of the columns {', '.join(row)}"
+                environment.begin(row, 0)
+    except Exception as e:  # whatever a user's class raises
+        raise ValueError(
+            f"--environment {place}, {asked}: {type(e).__name__}: {e}{place_of(e)}"
+        ) from e
+    return environment
+
 # %% ../../nbs/reference/recipes/inputs.ipynb #55e9dced
 C = TypeVar("C", bound="OwnRun")
 
@@ -599,6 +648,8 @@ NAMES_OF_RUNS: dict[str, tuple[str, ...]] = {  # other libraries' → ours, of w
     "rejected_key": ("rejected_column",),
     "reward_funcs": ("reward",),
     "reward_model": ("reward",),
+    "environment_factory": ("environment",),
+    "max_tool_calling_iterations": ("environment_turns",),
     "peft_config": ("lora_rank",),
     "use_peft": ("lora_rank",),
     "lora_r": ("lora_rank",),

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ONE_ANSWER', 'ANSWERS_OF_PAIRS', 'SFT', 'REWARD_MODEL', 'DPO', 'KTO', 'TrainConfig', 'RunInputs', 'inspect_inputs',
-           'demo_columns', 'own_trainer', 'train_on', 'trainer_of', 'show_results', 'learnt_ends', 'ends_of_rows',
-           'learn_demos', 'plan', 'memory_of_run', 'plan_text', 'run_train', 'Supervised', 'SFTConfig',
+           'own_rewards', 'demo_columns', 'own_trainer', 'train_on', 'trainer_of', 'show_results', 'learnt_ends',
+           'ends_of_rows', 'learn_demos', 'plan', 'memory_of_run', 'plan_text', 'run_train', 'Supervised', 'SFTConfig',
            'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'StageRows', 'StageInputs', 'RowSource', 'SupervisedStage',
            'inspect_stage', 'load_stage', 'run_supervised', 'fit_options', 'stage_plan', 'split_held_out',
            'read_answers', 'read_labelled_answers', 'read_pairs', 'read_pairs_with_margins', 'no_more_checks',
@@ -67,6 +67,7 @@ from ..models.tokens import token_limit
 from ..objective.logprobs_in_pieces import tile_bytes
 from instruct_goose.recipes.inputs import (
     as_yaml,
+    load_environment,
     load_reward,
     memory_parts,
     memory_table,
@@ -80,10 +81,12 @@ from instruct_goose.recipes.inputs import (
     read_preferences,
     read_prompts,
     source_of,
+    try_environment,
     try_reward,
     warn_of_unused,
 )
 from instruct_goose.recipes.plan import (
+    dialogue_text,
     ends_text,
     loaded_text,
     prompts_of_each_kind,
@@ -98,6 +101,13 @@ from instruct_goose.recipes.training import (
     fingerprint_of_prompts,
     own_loss,
     train_and_report,
+)
+from instruct_goose.rollouts.environments import (
+    columns_read,
+    environment_reward,
+    EnvironmentSampler,
+    EpisodeEnvironment,
+    is_paying,
 )
 from ..rollouts.evaluation import plot_metrics
 from ..rollouts.prompts import encode_rows, model_eos_ids, room_for_prompts
@@ -146,7 +156,9 @@ class TrainConfig(PlugIns, RLHFConfig, OwnRun):
     stage = "RL"
     NOT_TAKEN: ClassVar = ONE_ANSWER
 
-    reward: tuple[str, ...]  # FILE.py:FUNCTION, module:function, or a reward model's directory
+    reward: tuple[str, ...] = ()  # FILE.py:FUNCTION, module:function, or a reward model's directory
+    environment: str | None = None  # what answers the policy's turns, and pays: FILE.py:CLASS
+    environment_turns: Count = 16  # its replies to one response at most
     value_model: Literal["shared", "copy"] = "shared"  # the values' transformer
     trainer: str | None = None  # your own, as FILE.py:Class or module:Class; none: RLHFTrainer
     gradient_checkpointing: bool = False  # less memory, one more forward in each backward
@@ -163,6 +175,8 @@ class TrainConfig(PlugIns, RLHFConfig, OwnRun):
         "Yield settings that cannot be combined, with what each must be."
         yield from RLHFConfig.conflicts(self)
         yield from OwnRun.conflicts(self)
+        if self.environment is not None and self.needs == "greedy":
+            yield "advantage", "another than 'greedy': no environment plays the greedy response"
         if self.eval_every is not None and self.eval_data is None:
             yield "eval_every", "None without eval_data: there is nothing to evaluate on"
 
@@ -179,6 +193,7 @@ class RunInputs(NamedTuple):
     lengths: list[int]  # of the prompts, and then of those that are held out, in tokens
     trial: list[float] | None  # what the reward gave to sample answers, and then to right ones
     make_trainer: Callable[..., RLHFTrainer]  # RLHFTrainer, or a class of the user's
+    make_environment: Callable[[], Any] | None  # a class of the user's
     policy: RowPolicy  # of the prompts
     demo_policy: RowPolicy  # of the demonstrations
     reports: dict[str, RowReport]  # what has become of the rows of each file, by its setting
@@ -197,9 +212,16 @@ def inspect_inputs(
     context = configured_context(load_config(place))
     vocabulary = configured_vocabulary(place)
     columns = config.columns()
+    make_environment = None
+    environment = None
+    if config.environment is not None:
+        make_environment = load_environment(config.environment)
+        environment = try_environment(config.environment, make_environment)
     if rewards is None:
-        rewards = [load_reward(name) for name in config.reward]
+        rewards = own_rewards(config, environment)
     asked = asked_names(rewards)
+    if environment is not None:
+        asked |= columns_read(environment)
     arguments = json_object(config.template_kwargs)
     limit = token_limit(tokenizer, room_for_prompts(context, config.max_new_tokens))
     policy = RowPolicy(config.bad_rows, config.long_rows, limit, vocabulary)
@@ -223,6 +245,8 @@ def inspect_inputs(
         demos = read_demos(config.sft, tokenizer, named, False, arguments, demo_policy, report)
     ids = encode_rows(rows + (held_out or []), Tokens(tokenizer, [], 0))
     lengths = [min(len(row), limit) for row in ids]
+    if make_environment is not None:
+        try_environment(cast(str, config.environment), make_environment, rows[0])
     weights = config.reward_weights
     if weights is not None and len(weights) != len(rewards):
         raise ValueError(
@@ -231,7 +255,16 @@ def inspect_inputs(
     trial = None
     if config.trial:
         seconds = config.reward_timeout
-        trial = try_reward(rewards, rows, tokenizer, weights, seconds, config.steps, "answer")
+        trial = try_reward(
+            rewards,
+            rows,
+            tokenizer,
+            weights,
+            seconds,
+            config.steps,
+            "answer",
+            with_environment=environment is not None,
+        )
     make_trainer = own_trainer(config.trainer)
     return RunInputs(
         place,
@@ -243,12 +276,31 @@ def inspect_inputs(
         lengths,
         trial,
         make_trainer,
+        make_environment,
         policy,
         demo_policy,
         reports,
     )
 
 # %% ../../nbs/reference/recipes/own_model.ipynb #283972c5
+def own_rewards(config: TrainConfig, environment: EpisodeEnvironment | None) -> list[Any]:
+    """Load the rewards of a run; what the environment pays stands first.
+
+    Raises ValueError where nothing pays, and as `load_reward`.
+    """
+    rewards = [load_reward(name) for name in config.reward]
+    if environment is not None and is_paying(environment):
+        rewards = [environment_reward, *rewards]
+    if rewards:
+        return rewards
+    if environment is None:
+        raise ValueError("--reward is missing: name what scores responses, as FILE.py:FUNCTION")
+    raise ValueError(
+        f"--environment {config.environment} pays nothing: give it get_reward (verifiers: a "
+        "rubric), or name a --reward"
+    )
+
+
 def demo_columns(config: TrainConfig) -> dict[str, str | None]:
     """The columns that are named for the prompts, as far as the demonstrations have them.
 
@@ -319,7 +371,12 @@ def trainer_of(config: TrainConfig, model: PreTrainedModel, inputs: RunInputs) -
         "copy" if config.value_model == "copy" else None,
         gradient_checkpointing=config.gradient_checkpointing,
     )
-    return inputs.make_trainer(agent, None, config, tokenizer=inputs.tokenizer)
+    trainer = inputs.make_trainer(agent, None, config, tokenizer=inputs.tokenizer)
+    if inputs.make_environment is not None:
+        factory = inputs.make_environment
+        turns = config.environment_turns
+        trainer.use_sampler(lambda own, tokens: EnvironmentSampler(own, tokens, factory, turns))
+    return trainer
 
 
 def show_results(summary: dict, n_shown: int, out: Path) -> None:
@@ -407,6 +464,11 @@ def plan(config: TrainConfig, inputs: RunInputs) -> str:
     )
     ends = ends_of_rows(inputs.tokenizer, inputs.demos, "completion")
     lines.append(ends_text(inputs.place, inputs.tokenizer, ends, config.stop_strings))
+    if inputs.make_environment is not None:
+        lines.append(
+            f"environment: {config.environment} answers each response up to "
+            f"{config.environment_turns} times"
+        )
     lines.append(trial_text(inputs.trial, len(inputs.rows[:2])))
     shown = prompts_of_each_kind(inputs.rows, inputs.tokenizer, inputs.policy)
     if inputs.demos:
@@ -465,6 +527,8 @@ def run_train(
         print(plan(config, inputs))
         with torch.random.fork_rng(devices=[]):
             trainer = trainer_of(config, own_model(inputs.place, config), inputs)
+            if inputs.make_environment is not None:
+                print(dialogue_text(trainer, inputs.rows[0], config.seed))
         print(loaded_text(trainer.agent.model, inputs.tokenizer))
         return {}
     own = own_loss(own_trainer(config.trainer))

@@ -4,12 +4,15 @@
 
 # %% auto #0
 __all__ = ['SHOWN_CHARACTERS', 'rows_of_each_kind', 'prompts_of_each_kind', 'first_of_each_kind', 'shown_row', 'without_middle',
-           'report_lines', 'summaries_of', 'ends_text', 'trial_text', 'loaded_text']
+           'report_lines', 'summaries_of', 'ends_text', 'trial_text', 'loaded_text', 'dialogue_text']
 
 # %% ../../nbs/reference/recipes/plan.ipynb #f6c1567d
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..core.files import printable
@@ -20,6 +23,7 @@ from ..models.long_rows import fit_row, Side
 from ..models.rendering import Renderer, template_columns
 from ..models.vocabulary import embedding_note
 from ..rollouts.prompts import configured_eos_ids
+from ..training.trainer import RLHFTrainer
 
 # %% ../../nbs/reference/recipes/plan.ipynb #14e0f8a8
 SHOWN_CHARACTERS = 400  # of a prompt or an answer; its middle is left out
@@ -166,3 +170,33 @@ def loaded_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> s
         f"{learning:,} of them learn\n{embedding_note(tokenizer, vocabulary_size(model))}\n"
         "nothing was written"
     )
+
+# %% ../../nbs/reference/recipes/plan.ipynb #c9d41e07
+def dialogue_text(
+    trainer: RLHFTrainer,  # whose sampler plays environments
+    row: Mapping[str, Any],  # of the data
+    seed: int,
+) -> str:
+    """Let the policy and an environment write one dialogue, and show it.
+
+    Raises EnvironmentFailed for what the environment's code raises.
+    """
+    rollout = trainer.generate([row], 1, torch.Generator().manual_seed(seed))
+    tokenizer: Any = trainer.tokenizer
+    prompt = tokenizer.decode(rollout.query_ids[0][rollout.query_mask[0]].tolist())
+    parts = [without_middle(str(prompt))]
+    kept = rollout.attention_mask[0]
+    ids = rollout.response_ids[0][kept].tolist()
+    written = rollout.mask[0][kept].tolist()  # by the policy
+    for is_policy, turn in groupby(zip(ids, written, strict=True), key=itemgetter(1)):
+        text = without_middle(str(tokenizer.decode([token for token, _ in turn])))
+        parts.append(f"⟦{text}⟧" if is_policy else text)
+    lines = ["one dialogue, before training; what the policy writes stands in ⟦ ⟧:"]
+    lines += [f"    {line}" for line in printable("".join(parts)).split("\n")]
+    counts = {name: values[0] for name, values in (rollout.episodes or {}).items()}
+    told = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items())
+    if rollout.environment_rewards is not None:
+        told += f"; the environment paid {rollout.environment_rewards.sum().item():g}"
+    if rollout.ended is not None and not rollout.ended[0]:
+        told += "; cut off at max_new_tokens"
+    return "\n".join([*lines, told])

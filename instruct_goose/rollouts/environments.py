@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['TOOL_CALL', 'ToolCall', 'Turn', 'Answer', 'EpisodeEnvironment', 'finished_value', 'call_with_known',
            'ToolEnvironment', 'public_methods', 'StepEnvironment', 'observation_of', 'step_result', 'observation_text',
-           'MessageEnvironment', 'new_state', 'tool_call_message', 'adapt_environment', 'parse_tool_calls',
-           'parse_turn', 'EnvironmentSampler', 'prompt_row', 'with_observation', 'reply_text', 'reward_table',
-           'environment_reward', 'turn_numbers', 'turn_advantages']
+           'MessageEnvironment', 'new_state', 'tool_call_message', 'adapt_environment', 'columns_read', 'is_paying',
+           'parse_tool_calls', 'parse_turn', 'EnvironmentFailed', 'explain_failure', 'EnvironmentSampler', 'prompt_row',
+           'with_observation', 'reply_text', 'reward_table', 'environment_reward', 'turn_numbers', 'turn_advantages']
 
 # %% ../../nbs/guides/environments.ipynb #9c5d9d23
 import inspect
 import json
 import re
 import time
-from contextlib import nullcontext
-from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -33,7 +33,13 @@ from ..objective.advantages import AdvantageInputs
 from ..objective.masks import masked_sum
 from .multi_turn import chat_replies, Episode, TurnSampler
 from .prompts import Prompts, take_prompt
-from .rewards import as_number, run_coroutine
+from instruct_goose.rollouts.rewards import (
+    as_number,
+    asked_names,
+    place_of,
+    run_coroutine,
+    TAKES_ALL,
+)
 from .rollout import PromptBatch, Rollout, Tokens
 
 # %% ../../nbs/guides/environments.ipynb #aff1ca95
@@ -55,7 +61,7 @@ class Answer(NamedTuple):
     "What an environment does after a turn of the policy."
 
     messages: list[dict[str, Any]]  # what the policy reads next; none: the episode is over
-    reward: float = 0.0  # for this turn
+    reward: float | None = None  # for this turn; None: the turn is not paid
     calls: int = 0  # tools that were called
     failures: int = 0  # calls that raised an error, or of a tool that does not exist
 
@@ -354,6 +360,31 @@ def adapt_environment(instance: Any) -> EpisodeEnvironment:
         "step), nor env_response, nor begin, answer and final_reward"
     )
 
+# %% ../../nbs/guides/environments.ipynb #5d0e7c41
+def columns_read(environment: EpisodeEnvironment) -> set[str]:
+    """Name the data's columns that an environment's `reset` reads.
+
+    TAKES_ALL is among them where the environment is given the whole row.
+    """
+    if isinstance(environment, ToolEnvironment):
+        return asked_names([environment.instance.reset])
+    if isinstance(environment, StepEnvironment):
+        names = asked_names([environment.instance.reset]) - {TAKES_ALL}
+        return {TAKES_ALL} if "options" in names else names
+    return {TAKES_ALL}
+
+
+def is_paying(environment: EpisodeEnvironment) -> bool:
+    """Whether an environment scores its episodes.
+
+    One of TRL's protocol does with `get_reward`, one of verifiers' with a `rubric`. All others do.
+    """
+    if isinstance(environment, ToolEnvironment):
+        return hasattr(environment.instance, "get_reward")
+    if isinstance(environment, MessageEnvironment):
+        return getattr(environment.instance, "rubric", None) is not None
+    return True
+
 # %% ../../nbs/guides/environments.ipynb #c9dc00f7
 TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
@@ -395,13 +426,37 @@ def parse_turn(
         return Turn(text, [])
     return Turn(text, calls)
 
+# %% ../../nbs/guides/environments.ipynb #7be2c95f
+class EnvironmentFailed(RuntimeError):
+    "Raised where the code of an environment raises: says what it was asked, and the line."
+
+
+@contextmanager
+def explain_failure(
+    environment: EpisodeEnvironment,
+    asked: str,  # what the environment is asked for inside the block
+) -> Iterator[None]:
+    "Raise EnvironmentFailed, with the place, for what an environment's own code raises."
+    try:
+        yield
+    except Exception as error:
+        place = place_of(error)
+        if not place:  # this library's own message
+            raise
+        name = type(getattr(environment, "instance", environment)).__name__
+        raise EnvironmentFailed(
+            f"the environment {name}, asked for {asked}, raised "
+            f"{type(error).__name__}: {error}{place}"
+        ) from error
+
 # %% ../../nbs/guides/environments.ipynb #15e32641
 class EnvironmentSampler(TurnSampler):
     """Sample responses in environments, one for each response.
 
     `factory` makes an environment of a protocol that `adapt_environment` knows. Environments are
     made once and reset for each episode. What they pay is `environment_rewards` of the rollout,
-    see `environment_reward`. Raises ValueError without a tokenizer.
+    see `environment_reward`. Raises ValueError without a tokenizer, and EnvironmentFailed for what
+    an environment's own code raises.
     """
 
     def __init__(
@@ -440,7 +495,8 @@ class EnvironmentSampler(TurnSampler):
         begun = []
         for i, environment in enumerate(self.pool[: n * len(rows)]):
             row = rows[i // n]
-            observation = environment.begin(row, seeds[i // n])
+            with explain_failure(environment, "a new episode"):
+                observation = environment.begin(row, seeds[i // n])
             begun.append(with_observation(row, observation) | self.tool_column(row, environment))
         self.begun = len(begun)
         self.playing = self.pool[rank_slice(len(begun))]
@@ -476,9 +532,10 @@ class EnvironmentSampler(TurnSampler):
                 "trainer.rollout, .train and .evaluate; the greedy baseline (ReMax) has none"
             )
         rollout, episodes = self.play(queries, n, config, generator)
-        is_paid = False
+        is_paid = any(answer.reward is not None for row in self.answers for answer in row)
         for episode, environment in zip(episodes, self.playing, strict=True):
-            reward = environment.final_reward()
+            with explain_failure(environment, "the reward"):
+                reward = environment.final_reward()
             if reward is not None:
                 is_paid = True
                 episode.add_reward(reward)
@@ -495,9 +552,11 @@ class EnvironmentSampler(TurnSampler):
         if isinstance(environment, ToolEnvironment):
             tools = list(environment.tools.values())
         turn = parse_turn(self.tokenizer, episode.turn, episode.before_turn, tools)
-        answer = environment.answer(turn)
+        with explain_failure(environment, f"an answer to {turn.text[-80:]!r}"):
+            answer = environment.answer(turn)
         self.answers[episode.row].append(answer)
-        episode.add_reward(answer.reward)
+        if answer.reward is not None:
+            episode.add_reward(answer.reward)
         if not answer.messages:
             return None
         is_ended = episode.turn[-1] in self.tokens.eos_ids

@@ -793,8 +793,8 @@ def score_rollout(
     state: TrainerState,  # how far the run is
     log: RewardLog,  # is filled
     kind: str = "text",  # what messages call a text
-) -> dict[str, Any]:  # columns: scores, token_scores, score_parts
-    """Score a rollout with texts, shaped by the settings.
+) -> dict[str, Any]:  # columns: scores, raw_scores, token_scores, score_parts
+    """Score a rollout with texts, shaped by the settings; `raw_scores` are those before that.
 
     Without a tokenizer the functions read token ids. A judge with a chat template of its own is
     given the settings' arguments for it too; a row's own win. Raises what `score_texts` raises.
@@ -826,11 +826,15 @@ def score_rollout(
             "reward_weighting='scaled' compares whole responses: take 'raw'"
         )
     read = rollout.attention_mask
-    scores = shape_scores(
-        total.scores.to(read.device), read.sum(-1), finished(rollout, tokens.eos_ids), config
-    )
+    raw_scores = total.scores.to(read.device)
+    scores = shape_scores(raw_scores, read.sum(-1), finished(rollout, tokens.eos_ids), config)
     token_scores = None if total.tokens is None else scatter_token_scores(total.tokens, read)
-    return {"scores": scores, "token_scores": token_scores, "score_parts": parts}
+    return {
+        "scores": scores,
+        "raw_scores": raw_scores,
+        "token_scores": token_scores,
+        "score_parts": parts,
+    }
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #589618c5
 @contextmanager

@@ -50,6 +50,7 @@ class Rollout:
     sampled_logprobs: Float[Tensor, "batch time"] | None = None  # log π as the sampler saw it
     scores: Float[Tensor, "batch"] | None = None  # R(q, r)
     score_parts: dict[str, Tensor] | None = None  # of several rewards, by name; NaN: not asked
+    raw_scores: Float[Tensor, "batch"] | None = None  # before clip and penalties, for the log
     token_scores: Float[Tensor, "batch time"] | None = None  # parts of the score with a place
     environment_rewards: Float[Tensor, "batch time"] | None = None  # an environment's, per turn
     episodes: dict[str, list] | None = None  # what a sampler counted in each response, by name

@@ -26,6 +26,7 @@ from ..core.checks import shorten
 from ..core.tensor_checks import refuse_if
 from ..core.processes import require_equal, world_size, rank_slice, run_and_gather
 from ..core.random import ShardedGenerator
+from ..core.state import require_all_state_methods
 from ..models.agent import Agent
 from ..models.response import response_logprobs
 from ..models.sampling import left_padded, sample
@@ -266,12 +267,17 @@ def require_rows(rollout: Rollout, queries: PromptBatch, n: int) -> None:
 
 
 def require_sampler(sampler: object) -> None:
-    "Raises TypeError for what makes a sampler and is none."
+    """Check what is given as a sampler.
+
+    Raises TypeError for a function that makes one, and for a sampler whose state would not be
+    saved, since it has only some of the methods of a `Stateful` part.
+    """
     if not _can_be_called_with(sampler, 4):
         raise TypeError(
             f"sampler is {shorten(sampler)}, and is called with (queries, n, config, generator). "
             "A function of (agent, tokens) that makes one is for trainer.use_sampler"
         )
+    require_all_state_methods(sampler)
 
 # %% ../../nbs/reference/rollouts/sampler.ipynb #296aef4d
 def require_sampler_maker(make: object) -> None:

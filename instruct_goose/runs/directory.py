@@ -138,6 +138,7 @@ class OptionalSettings(NamedTuple):
     model: str | None = None  # that the run starts from; its files are fingerprinted
     reward: Sequence[str] = ()  # FILE.py:FUNCTION, module:function, or a reward model's directory
     trainer: str | None = None  # FILE.py:Class or module:Class
+    environment: str | None = None  # FILE.py:CLASS or module:CLASS
     plugin: Sequence[str] = ()  # Python files
     threads: int | None = None  # torch threads; None: as many as there are
     track: str | None = None  # a key of TRACKERS
@@ -575,15 +576,16 @@ def print_worst_finding(out: Path, settings: Mapping) -> None:
 
 # %% ../../nbs/reference/runs/directory.ipynb #4bcf8c68
 def input_digests(config: object) -> dict[str, str]:  # SHA-256 by name
-    """Fingerprint the plug-ins, and the files of rewards and of a trainer, of a run.
+    """Fingerprint the plug-ins, and the files of rewards, trainer and environment, of a run.
 
     SHA-256 by the name that the command was given; of a module that of its file.
     """
     optional = optional_settings(config)
     places = {name: Path(name) for name in optional.plugin}
     code_of_a_user = list(optional.reward)
-    if optional.trainer:
-        code_of_a_user.append(optional.trainer)
+    for named in (optional.trainer, optional.environment):
+        if named:
+            code_of_a_user.append(named)
     for named in code_of_a_user:
         name, _, _ = named.rpartition(":")
         module_file = getattr(sys.modules.get(name), "__file__", None)

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import torch
 
 from ..core.processes import run_and_gather
-from ..core.state import Stateful
+from ..core.state import require_all_state_methods, Stateful
 from ..core.tensor_checks import DeferredChecks
 from ..rollouts.rollout import Rollout
 from .experience import Annotations, Experience
@@ -99,15 +99,8 @@ def check_callbacks(callbacks: Sequence[object], function: object) -> None:
     `callback_parts`.
     """
     hooks = [name for name in vars(Callback) if name.startswith("on_")]
-    state_methods = ("state_dict", "check_state_dict", "load_state_dict")
     for callback in callbacks:
-        missing = [name for name in state_methods if not hasattr(callback, name)]
-        if 0 < len(missing) < len(state_methods):
-            raise TypeError(
-                f"{type(callback).__name__} would not be saved with the trainer: it lacks "
-                f"{' and '.join(missing)}. A callback with a state has all of "
-                f"{', '.join(state_methods)}"
-            )
+        require_all_state_methods(callback)
         if not all(hasattr(callback, name) for name in hooks):
             raise TypeError(
                 f"{callback!r:.80} among the callbacks is no Callback: derive its class from it, "

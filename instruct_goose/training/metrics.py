@@ -8,7 +8,7 @@ __all__ = ['Metrics', 'WATCHED', 'BARS', 'UNLOGGED_PARTS', 'MAX_TABLE_SIZE', 'MA
            'expected_negative_gradients', 'json_number', 'json_numbers', 'History', 'sparkline', 'rollout_metrics',
            'score_metrics', 'sampler_metrics', 'ratio_metrics', 'step_metrics', 'check_first_step', 'require_new_names',
            'held_out_logged', 'update_metrics', 'timing', 'trainer_metrics', 'moment_norm', 'prompt_metrics',
-           'sample_weights', 'weight_changes', 'PolicyChange', 'progress_line']
+           'prompts_read', 'what_is_read', 'sample_weights', 'weight_changes', 'PolicyChange', 'progress_line']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import math
@@ -26,6 +26,7 @@ from ..core.processes import full_tensor
 from ..data.rows import TEMPLATE_COLUMNS
 from ..models.agent import Agent
 from ..models.families import vocabulary_size
+from ..models.loading import missing_weights
 from ..models.response import response_logprobs
 from ..models.sharding import full_gradients, optimized_parameters
 from ..models.tokens import compact
@@ -603,7 +604,8 @@ def trainer_metrics(
     """Log what the doctor asks of models and optimizer, beside rollout and update.
 
     The learning rate, ε of the policy's precision, Adam's count of steps and the norm of its first
-    moment, the mean absolute weight of the reference (a cheap fingerprint), and `prompt_nll_ratio`.
+    moment, the mean absolute weight of the reference (a cheap fingerprint), `prompt_nll_ratio`,
+    and how many weights `load_model` did not find in the policy's files.
     """
     step_count = None
     for state in optimizer.state.values():
@@ -621,6 +623,7 @@ def trainer_metrics(
         "moment_norm": json_number(moment_norm(agent, optimizer)),
         "reference_weight_mean_abs": reference_weight_mean_abs,  # another one: another reference
         "prompt_nll_ratio": json_number(prompt_nll_ratio(ref_model or agent.model, experience)),
+        "weights_missing": len(missing_weights(agent.model)),
     }
 
 # %% ../../nbs/reference/training/metrics.ipynb #82ded66a
@@ -638,12 +641,18 @@ def moment_norm(agent: Agent, optimizer: Optimizer) -> Tensor | None:
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
 # %% ../../nbs/reference/training/metrics.ipynb #48110085
-def prompt_metrics(prompts: Sequence | dict, rollout: Rollout) -> Metrics:
+def prompt_metrics(
+    prompts: Sequence | dict,
+    rollout: Rollout,
+    held_out: frozenset[str] = frozenset(),  # `prompts_read` of the prompts to evaluate on
+) -> Metrics:
     """Count the different prompts, and the share whose text is still in their ids.
 
     White space and case do not count. `prompts_kept` is None where the prompts are no texts.
+    `prompts_held_out`, the share of prompts that are held out as well, is None where none are.
     """
     rows = prompts["query_ids"].tolist() if isinstance(prompts, dict) else prompts
+    read = prompts_read(prompts)
     different_texts = dict.fromkeys(rollout.prompts or ())
     encoded = "\n".join(_bare_text(text) for text in different_texts)
     is_kept = []
@@ -651,10 +660,21 @@ def prompt_metrics(prompts: Sequence | dict, rollout: Rollout) -> Metrics:
         text = _prompt_text(row)
         if text is not None and rollout.prompts:
             is_kept.append(_bare_text(text) in encoded)
+    held = [text in held_out for text in read]
     return {
-        "prompts_given": len({_what_is_read(row) for row in rows}),
+        "prompts_given": len(set(read)),
         "prompts_kept": sum(is_kept) / len(is_kept) if is_kept else None,
+        "prompts_held_out": sum(held) / len(held) if held_out else None,
     }
+
+
+def prompts_read(prompts: Sequence | dict) -> list[str]:
+    """List what the policy reads of each prompt, as one text each.
+
+    Prompts that only differ in columns for a reward or a game have the same text.
+    """
+    rows = prompts["query_ids"].tolist() if isinstance(prompts, dict) else prompts
+    return [what_is_read(row) for row in rows]
 
 
 def _prompt_text(row: object) -> str | None:
@@ -665,10 +685,10 @@ def _prompt_text(row: object) -> str | None:
     return prompt if isinstance(prompt, str) else None
 
 
-def _what_is_read(row: object) -> str:
-    "What the policy reads of a prompt: not the columns that only a reward or a game reads."
+def what_is_read(row: object) -> str:
+    "Write what the policy reads of a prompt: not the columns that only a reward or a game reads."
     if not isinstance(row, Mapping):
-        return str(row)
+        row = {"prompt": row}
     return str([row.get(name) for name in ("prompt", "ids", *TEMPLATE_COLUMNS)])
 
 

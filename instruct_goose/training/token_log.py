@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RECORDED_ITERATIONS', 'is_recorded', 'token_columns', 'LossNotRecorded', 'negative_gradients', 'recorded_rows',
-           'record_tokens', 'response_notes', 'four_digits']
+           'record_tokens', 'response_notes', 'prompt_notes', 'four_digits']
 
 # %% ../../nbs/guides/microscope.ipynb #bcd95b61
 import math
@@ -25,13 +25,15 @@ from ..core.files import printable
 from ..objective.kl import log_ratio
 from ..objective.masks import masked_sum
 from ..objective.policy_loss import clipped_tokens, probability_ratio
+from ..rollouts.prompts import encode_rows
 from instruct_goose.rollouts.rollout import (
     decode,
+    finished,
     require_scores,
     require_texts,
 )
 from .experience import Experience
-from .metrics import distinct
+from .metrics import distinct, what_is_read
 from .trainer import RLHFTrainer
 from .update import importance_weights, loss_args, LossFn
 
@@ -183,7 +185,7 @@ def record_tokens(
         columns |= negative_gradients(trainer.loss, new, some)
         if new.values is not None:
             columns["values_now"] = new.values.detach()
-        notes = response_notes(experience, chosen.tolist(), config, tokenizer, trainer.eos_ids)
+        notes = response_notes(trainer, experience, chosen.tolist())
     prompts = some.prompts or [""] * len(some)
     records = []
     for i, real in enumerate(some.attention_mask):
@@ -208,34 +210,40 @@ def _token_text(token: int, tokenizer: PreTrainedTokenizerBase | None) -> str:
 
 # %% ../../nbs/guides/microscope.ipynb #3329b590
 def response_notes(
+    trainer: RLHFTrainer,
     experience: Experience,
     rows: Sequence[int],
-    config: RLHFConfig,
-    tokenizer: PreTrainedTokenizerBase | None,
-    eos_ids: Sequence[int] = (),
 ) -> list[dict]:
     """Note what the doctor needs of each response beside its tokens.
 
-    Whether its text is that of its ids (`same_text`) and its scores have places
-    (`has_token_scores`); the total rewards of its `group`, how many prompts that has
-    (`group_prompts`), and the total reward of the greedy response (`baseline`); the place of its
-    first `end` token; the data's other `columns`, as short texts.
+    Of the text: whether it is that of its ids (`same_text`), the place of its first `end` token,
+    whether it counts as `ended`. Of the score: `raw_score`, which the reward functions gave,
+    whether scores have places (`has_token_scores`), the total rewards of its `group`, how many
+    prompts that has (`group_prompts`), and the total reward of the greedy response (`baseline`).
+    Of the prompt: the data's other `columns`, as short texts, `prompt_difference` and whether it
+    `is_held_out`.
     """
+    config = trainer.config
     texts = None
-    if tokenizer is not None and experience.texts:
-        _, texts = decode(experience[rows], tokenizer)
+    if trainer.tokenizer is not None and experience.texts:
+        _, texts = decode(experience[rows], trainer.tokenizer)
     totals = masked_sum(experience.rewards, experience.mask, dim=-1)
+    ended = finished(experience.on_host, trainer.eos_ids)
     size = config.group_size
     notes = []
     for k, i in enumerate(rows):
         note: dict[str, Any] = {"has_token_scores": experience.token_scores is not None}
         own_ids = experience.response_ids[i][experience.attention_mask[i]].tolist()
-        ends = [t for t, token in enumerate(own_ids) if token in eos_ids]
+        ends = [t for t, token in enumerate(own_ids) if token in trainer.eos_ids]
         note["end"] = ends[0] if ends else None
+        note["ended"] = bool(ended[i])
+        if experience.raw_scores is not None:
+            note["raw_score"] = four_digits(experience.raw_scores[i])
         if experience.columns:
             note["columns"] = {
                 name: shorten(column[i]) for name, column in experience.columns.items()
             }
+            note |= prompt_notes(trainer, experience, i)
         if texts is not None:
             note["same_text"] = texts[k] == require_texts(experience)[i]
         if size > 1 and len(experience) % size == 0:
@@ -249,6 +257,43 @@ def response_notes(
             note["group_tokens"] = int(experience.group_tokens[i])
         notes.append(note)
     return notes
+
+# %% ../../nbs/guides/microscope.ipynb #fc6d8932
+def prompt_notes(trainer: RLHFTrainer, experience: Experience, row: int) -> dict[str, Any]:
+    """Compare a row's prompt, as the data has it, with the ids that the model read.
+
+    `prompt_difference` says where the two part, None: nowhere; it is not there where the data has
+    ids. `is_held_out` says whether the prompt is among those to evaluate on.
+    """
+    data = {name: column[row] for name, column in (experience.columns or {}).items()}
+    if trainer.tokenizer is None or data.get("prompt") is None:
+        return {}
+    host = experience.on_host
+    read = host.query_ids[row][host.query_mask[row]].tolist()
+    limit = trainer.max_prompt_length
+    (expected,) = encode_rows([data], trainer.tokens)
+    if limit is not None:
+        expected = expected[-limit:]
+    note: dict[str, Any] = {"prompt_difference": None}
+    if read != expected:
+        note["prompt_difference"] = _difference(read, expected, trainer.tokenizer)
+    if trainer.held_out is not None:
+        note["is_held_out"] = what_is_read(data) in trainer.held_out.read
+    return note
+
+
+def _difference(
+    read: Sequence[int], expected: Sequence[int], tokenizer: PreTrainedTokenizerBase
+) -> str:
+    "Say in words where two lists of token ids part."
+    place = 0
+    while place < min(len(read), len(expected)) and read[place] == expected[place]:
+        place += 1
+    shown = []
+    for ids in (read, expected):
+        text = repr(_token_text(ids[place], tokenizer)) if place < len(ids) else "nothing"
+        shown.append(f"{text} of {len(ids)} tokens")
+    return f"token {place} is {shown[0]}, by the tokenizer {shown[1]}"
 
 # %% ../../nbs/guides/microscope.ipynb #095132cd
 def four_digits(x: Tensor) -> float | bool | None:

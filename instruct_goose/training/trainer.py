@@ -123,6 +123,7 @@ from instruct_goose.training.metrics import (
     PolicyChange,
     progress_line,
     prompt_metrics,
+    prompts_read,
     require_new_names,
     rollout_metrics,
     step_metrics,
@@ -415,8 +416,8 @@ class RLHFTrainer:
     ) -> Rollout:
         """Ask the reward functions for the score of each response, and check it.
 
-        Returns a copy of the rollout with scores, token_scores, score_parts, logged and extra; the
-        rollout given stays as it is. Override it to add something to all scores. Raises
+        Returns a copy of the rollout with scores, raw_scores, token_scores, score_parts, logged and
+        extra; the rollout given stays as it is. Override it to add something to all scores. Raises
         RewardError and TimeoutError as `score`.
         """
         log = RewardLog()
@@ -430,6 +431,7 @@ class RLHFTrainer:
         return replace(
             rollout,
             scores=columns["scores"].to(self.device),
+            raw_scores=columns["raw_scores"].to(self.device),
             token_scores=columns["token_scores"],
             score_parts=columns["score_parts"],
             logged=logged,
@@ -529,7 +531,8 @@ class RLHFTrainer:
         """
         metrics: Metrics = {"iteration": self.iteration, "beta": self.beta}
         metrics |= rollout_metrics(experience, self.config, self.eos_ids)
-        metrics |= prompt_metrics(prompts, experience)
+        held_out = self.held_out.read if self.held_out is not None else frozenset()
+        metrics |= prompt_metrics(prompts, experience, held_out)
         metrics |= trainer_metrics(
             self.agent, self.ref_model, self.optimizer, experience, self.config
         )
@@ -611,7 +614,9 @@ class RLHFTrainer:
                     f"eval_every is {config.eval_every}, but there is nothing to evaluate on: "
                     "pass held_out=, prompts that are not trained on"
                 )
-            evaluated = HeldOut(self.prompts_that_fit(held_out), reward_fn, config.eval_every)
+            fitting = self.prompts_that_fit(held_out)
+            read = frozenset(prompts_read(fitting))
+            evaluated = HeldOut(fitting, reward_fn, config.eval_every, read)
         prompts = self.prompts_that_fit(prompts)
         self.stop_reason = None
         if callback is not None:
@@ -959,6 +964,7 @@ class HeldOut(NamedTuple):
     prompts: Prompts
     reward_fn: Rewards
     every: int  # iterations
+    read: frozenset[str] = frozenset()  # what the policy reads of each prompt: `prompts_read`
 
     def is_due(self, iteration: int) -> bool:
         "Is it time to evaluate, when so many iterations are done?"

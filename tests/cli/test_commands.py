@@ -190,3 +190,83 @@ def test_new_begins_another_conversation(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(commands, "stream_answer", lambda *_: "an answer")
     said = commands.run_chat(commands.ChatConfig(tmp_path, system="be brief"))["policy"]
     assert [turn["content"] for turn in said] == ["be brief", "two", "an answer"]
+
+
+# --- conform ----------------------------------------------------------------------------------------------------------
+LOSSES = """
+import torch
+from instruct_goose.objective.policy_loss import SURROGATES, Surrogate
+
+
+def clipped(p, q, advantages, mask, eps=0.2):
+    ratio = (p - q).exp()
+    per_token = -torch.min(ratio * advantages, ratio.clamp(1 - eps, 1 + eps) * advantages)
+    return (per_token * mask).sum() / mask.sum()
+
+
+def turned(p, q, advantages, mask):
+    return -clipped(p, q, advantages, mask)
+"""
+PLUGIN = """
+from instruct_goose.objective.policy_loss import SURROGATES, Surrogate
+
+SURROGATES["plain_ratio"] = Surrogate(lambda x: x.ratio * x.advantages)
+SURROGATES["squared_ratio"] = Surrogate(lambda x: x.ratio.square() * x.advantages)
+"""
+
+
+@pytest.fixture
+def losses(tmp_path, monkeypatch):
+    "A directory with a file of losses and a plug-in."
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "losses.py").write_text(LOSSES)
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    surrogates = dict(commands.SURROGATES)
+    yield tmp_path
+    commands.SURROGATES.clear()
+    commands.SURROGATES.update(surrogates)
+
+
+def test_conform_names_the_libraries_of_a_loss(losses, capsys):
+    main(["conform", "losses.py:clipped", "--names", "p=logprobs", "q=old_logprobs"])
+    assert "It is the loss of" in (text := capsys.readouterr().out)
+    assert "torchtune 0.6.1" in text and "ρ in [0.8, 1.2]" in text
+
+
+def test_conform_ends_with_status_3_for_a_wrong_loss(losses, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["conform", "losses.py:turned", "--names", "p=logprobs", "q=old_logprobs", "--json"])
+    assert stop.value.code == 3
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["conforms"] is False
+    assert found["departure"]["what"].startswith("The sign is turned")
+
+
+def test_conform_reads_the_surrogates_of_a_plug_in(losses, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["conform", "plugin.py"])
+    assert stop.value.code == 3  # for the second one
+    plain, squared = capsys.readouterr().out.split("\n\n")
+    assert "surrogate plain_ratio" in plain and "the ratio: −ρ·Â" in plain
+    assert "instruct_goose (opo, max_rl)" in plain
+    assert "surrogate squared_ratio" in squared and "It is the loss of" not in squared
+
+
+def test_conform_refuses_a_pair_without_a_meaning(losses, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["conform", "losses.py:clipped", "--names", "p"])
+    assert stop.value.code == 2
+    assert "pairs such as lp=logprobs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["losses.py"], "clipped, turned"),
+        (["losses.py:none"], "clipped, turned"),
+        (["losses.py:clipped"], "--names p=…"),
+        (["missing.py:clipped"], "no file missing.py here"),
+    ],
+)
+def test_conform_refuses_what_is_no_loss(losses, words, said):
+    assert said in refused("conform", *words)

@@ -8,11 +8,32 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from instruct_goose.compat.library_losses import (
+    SOURCES,
+    clip_without_min,
+    delta_clip,
+    dual_clip_of_every_sign,
+    kl_as_k1,
+    kl_as_k3,
+    kl_as_reversed_k3,
+    kl_as_straight_through,
+    kl_as_weighted_k3,
+    length_times_unmasked_mean,
+    mean_of_all_slots,
+    no_gradient_outside,
+    ratio_times_clip_loss,
+    sequence_mean,
+    sums_over_rows,
+    sums_over_width,
+    token_mean,
+    token_sum,
+    weight_cut_above,
+)
 from instruct_goose.lesson import running_example
 from instruct_goose.objective.advantages import estimate_advantages, gae, group_advantages
 from instruct_goose.objective.kl import k1, k2, k3, kl_in_loss, kl_in_reward
 from instruct_goose.objective.logprobs import entropy, token_logprobs
-from instruct_goose.objective.masks import aggregate, masked_mean, whiten
+from instruct_goose.objective.masks import masked_mean, whiten
 from instruct_goose.objective.policy_loss import (
     clip_fraction,
     clipped_objective,
@@ -20,81 +41,6 @@ from instruct_goose.objective.policy_loss import (
     sampler_weights,
 )
 from instruct_goose.objective.value_loss import value_loss
-
-SOURCES = {  # name and version, the repository at it, and where in it a formula stands unless its row says otherwise
-    "instruct_goose": ("instruct_goose", None, "objective.masks::aggregate"),
-    "torchtune": (
-        "torchtune 0.6.1",
-        "pytorch/torchtune/blob/v0.6.1",
-        "torchtune/rlhf/loss/ppo.py::PPOLoss",
-    ),
-    "DI-engine": (
-        "DI-engine 0.5.3+22",
-        "opendilab/DI-engine/blob/d0b21d0",
-        "ding/rl_utils/ppo.py::ppo_policy_error",
-    ),
-    "TRL PPO": (  # the last version that has it
-        "TRL 1.12.0",
-        "huggingface/trl/blob/v1.12.0",
-        "trl/experimental/ppo/ppo_trainer.py::train",
-    ),
-    "TRL PPO 1.9": (
-        "TRL 1.9.0",
-        "huggingface/trl/blob/v1.9.0",
-        "trl/experimental/ppo/ppo_trainer.py::train",
-    ),
-    "TRL GRPO": (
-        "TRL 1.16.0",
-        "huggingface/trl/blob/v1.16.0",
-        "trl/trainer/grpo_trainer.py::_compute_loss",
-    ),
-    "OpenRLHF": (
-        "OpenRLHF 0.11.2",
-        "OpenRLHF/OpenRLHF/blob/v0.11.2",
-        "openrlhf/models/loss.py::PolicyLoss",
-    ),
-    "verl": (
-        "verl 0.9.1",
-        "verl-project/verl/blob/v0.9.1",
-        "verl/trainer/ppo/core_algos.py::agg_loss",
-    ),
-    "CleanRL": ("CleanRL 1.0.0+72", "vwxyzjn/cleanrl/blob/fe8d8a0", "cleanrl/ppo.py::train loop"),
-    "rlhf-book": (
-        "rlhf-book 0.4+7",
-        "natolambert/rlhf-book/blob/a66b0bf",
-        "code/policy_gradients/loss.py::PPOLoss",
-    ),
-    "instructGOOSE": (
-        "instructGOOSE 0.0.7",
-        "xrsrke/instructGOOSE/blob/5b9ac3f",
-        "instruct_goose/trainer.py::compute_loss",
-    ),
-    "torchrl": (
-        "torchrl, 0098844",
-        "pytorch/rl/blob/0098844",
-        "torchrl/objectives/llm/grpo.py::CISPOLoss",
-    ),
-    "Liger": (
-        "Liger 0.8.5",
-        "linkedin/Liger-Kernel/blob/v0.8.5",
-        "src/liger_kernel/chunked_loss/grpo_loss.py::LigerFusedLinearGRPOFunction",
-    ),
-    "labml": (
-        "labml, 0a4b5b6",
-        "labmlai/annotated_deep_learning_paper_implementations/blob/0a4b5b6",
-        "labml_nn/rl/ppo/__init__.py::ClippedValueFunctionLoss",
-    ),
-    "illustrated-rlhf": (
-        "illustrated-rlhf",
-        "deepak-karkala/illustrated-rlhf/blob/57d7d01",
-        "src/components/visualizations/ppo-clip-visualizer.tsx::clippedObjective",
-    ),
-    "RLHF_in_notebooks": (
-        "RLHF_in_notebooks",
-        "ash80/RLHF_in_notebooks/blob/f73d8ed",
-        "3-RLHF.ipynb::masked_whiten",
-    ),
-}
 
 
 class Padded(NamedTuple):
@@ -364,7 +310,7 @@ AGGREGATION = Quantity(
     formula(
         "token mean",
         "Σ m·x / Σ m",
-        aggregate,
+        token_mean,
         "every token alike",
         "of the micro-batch: splitting a batch changes the weights",
         ("instruct_goose: token_mean", "", "long responses weigh more"),
@@ -378,11 +324,12 @@ AGGREGATION = Quantity(
         ),
         ("OpenRLHF", "::aggregate_loss", "counts are global: splits add up"),
         ("verl: token-mean", "", "counts are global: splits add up"),
+        ("nanochat", "", "of the micro-batch, then the mean over micro-batches"),
     ),
     formula(
         "sequence mean",
         "mean over rows of Σₜ m·x / Σₜ m",
-        lambda x, m: aggregate(x, m, "sequence_mean"),
+        sequence_mean,
         "every response alike",
         "as published; an empty row gives nan",
         ("instruct_goose: sequence_mean", "", "tokens of long responses weigh less"),
@@ -394,7 +341,7 @@ AGGREGATION = Quantity(
     formula(
         "sums over B·L",
         "Σ m·x / (B·L)",
-        lambda x, m: aggregate(x, m, "sequence_sum"),
+        sums_over_width,
         "no length bias",
         "the loss shrinks with L",
         "instruct_goose: sequence_sum",
@@ -409,7 +356,7 @@ AGGREGATION = Quantity(
     formula(
         "sums over B",
         "Σ m·x / B",
-        lambda x, m: (x * m).sum(1).mean(),
+        sums_over_rows,
         "long responses weigh more, on purpose; the policy gradient of whole responses",
         "grows with length",
         ("TRL GRPO: luspo", "", "1.9.0 had Liger's formula"),
@@ -418,7 +365,7 @@ AGGREGATION = Quantity(
     formula(
         "length × unmasked mean",
         "Σ n·x / (B·T), n a row's tokens, x not masked",
-        lambda x, m: (x * m.sum(1, keepdim=True)).mean(),
+        length_times_unmasked_mean,
         "a ratio per sequence, one number per row",
         "with one number per token, padding enters",
         "Liger: luspo",
@@ -426,14 +373,12 @@ AGGREGATION = Quantity(
     formula(
         "the sum",
         "Σ m·x",
-        lambda x, m: (x * m).sum(),
+        token_sum,
         "losses that are divided elsewhere",
         "grows with the batch and with length",
         "verl: token-sum",
     ),
-    formula(
-        "all slots", "Σ x / N", lambda x, m: x.mean(), "environments", "right there", "CleanRL"
-    ),
+    formula("all slots", "Σ x / N", mean_of_all_slots, "environments", "right there", "CleanRL"),
     probe=_token_weights,
 )
 
@@ -658,7 +603,7 @@ KL_K1 = Quantity(
         "k1, unbiased",
         "ℓ = log π − log π_ref",
         lambda p, q: k1(p - q),
-        "the reward; a meter",
+        "the reward; a metric",
         "unbiased",
         ("instruct_goose", "objective.kl::k1"),
         ("torchtune", "torchtune/rlhf/rewards.py::get_rewards_ppo"),
@@ -668,7 +613,7 @@ KL_K1 = Quantity(
         (
             "CleanRL: old_approx_kl",
             "",
-            "a meter, log π_old − log π; unbiased: the policy that sampled comes first",
+            "a metric, log π_old − log π; unbiased: the policy that sampled comes first",
         ),
     ),
     formula(
@@ -698,7 +643,7 @@ KL_K3 = Quantity(
         "k3, unbiased",
         "e^(−ℓ) − 1 + ℓ",
         lambda p, q: k3(p - q),
-        "a meter; early stopping",
+        "a metric; early stopping",
         "unbiased",
         ("instruct_goose", "objective.kl::k3", "unbiased; ℓ ≥ −10, so at most e¹⁰"),
         ("DI-engine", "::calculate_kl_div", "unbiased; averaged over all slots, weight left out"),
@@ -714,7 +659,7 @@ KL_K3 = Quantity(
         "k3, unbiased up to 10",
         "clip(e^(−ℓ) − 1 + ℓ, ±10)",
         lambda p, q: _clamped((q - p).exp() - 1 + p - q),
-        "a meter",
+        "a metric",
         "biased down where k3 exceeds 10; no gradient there",
         ("OpenRLHF", "openrlhf/models/utils.py::compute_approx_kl"),
         ("verl", "::kl_penalty_forward"),
@@ -769,7 +714,7 @@ KL_LOSS = Quantity(
     formula(
         "no gradient",
         "ℓ",
-        lambda p, q, old: p - q,
+        kl_as_k1,
         "the reward",
         "expected gradient 0, all noise; kl_type='k2' is the one to set",
         ("DI-engine: k1, its default", "::calculate_kl_div"),
@@ -777,7 +722,7 @@ KL_LOSS = Quantity(
     formula(
         "gradient of KL(π_ref‖π)",
         "e^(−ℓ) − 1 + ℓ",
-        lambda p, q, old: (q - p).exp() - 1 + p - q,
+        kl_as_k3,
         "GRPO as published",
         "the gradient of KL(π_ref‖π)",
         ("DI-engine: GRPO", "ding/rl_utils/grpo.py::grpo_policy_error"),
@@ -785,7 +730,7 @@ KL_LOSS = Quantity(
     formula(
         "gradient of KL(π‖π_ref)",
         "ρ·(e^(−ℓ) − 1 + ℓ)",
-        lambda p, q, old: (p - old).exp() * ((q - p).exp() - 1 + p - q),
+        kl_as_weighted_k3,
         "the loss, also off policy",
         "the gradient of KL(π‖π_ref); use_bias_correction_kl was False by default in 1.9.0; at sequence level ρ is the response's",
         "TRL GRPO: its default",
@@ -809,7 +754,7 @@ KL_LOSS = Quantity(
     formula(
         "gradient of KL(π‖π_ref)",
         "k₂ − sg(k₂) + sg(k₃)",
-        lambda p, q, old: k2(p - q) - k2(p - q).detach() + k3(p - q).detach(),
+        kl_as_straight_through,
         "a loss whose value is a KL too",
         "right; up to 0.7.0 the call raised NotImplementedError, since the inner function got the name with the +",
         ("verl: k3+", "::kl_penalty"),
@@ -828,8 +773,8 @@ KL_LOSS = Quantity(
     formula(
         "gradient of ½χ²(π‖π_ref)",
         "e^ℓ − 1 − ℓ",
-        lambda p, q, old: torch.expm1(p - q) - (p - q),
-        "a heavy price on rare tokens of π_ref",
+        kl_as_reversed_k3,
+        "a heavy penalty on rare tokens of π_ref",
         "pulls to the reference, as a χ²-divergence, not as a KL",
         ("rlhf-book: kl3, its default", "::GRPOLoss"),
     ),
@@ -848,7 +793,7 @@ ENTROPY = Quantity(
         "real tokens",
         "Σ m·S / Σ m, at τ",
         lambda z, lp, m, tau: masked_mean(entropy(z, tau), m),
-        "a bonus and a meter",
+        "a bonus and a metric",
         "right",
         (
             "instruct_goose",
@@ -887,7 +832,7 @@ ENTROPY = Quantity(
         "per response",
         "−Σ m·log π / B",
         lambda z, lp, m, tau: -(lp * m).sum(1).mean(),
-        "a meter of whole responses",
+        "a metric of whole responses",
         "an estimate from the sampled tokens, which grows with length",
         "TRL PPO: objective/entropy",
     ),
@@ -896,7 +841,7 @@ ENTROPY = Quantity(
         "Σ S / N, at τ",
         lambda z, lp, m, tau: entropy(z, tau).mean(),
         "responses of full length",
-        "what the model says at padding is in it; a meter only, no bonus",
+        "what the model says at padding is in it; a metric only, no bonus",
         "TRL PPO: policy/entropy_avg",
     ),
     formula(
@@ -950,7 +895,7 @@ LOGGED_KL = Quantity(
         "k1, real tokens",
         "Σ m·ℓ / Σ m",
         lambda new, old, m: masked_mean(old - new, m),
-        "a meter",
+        "a metric",
         "unbiased; can be negative",
         "OpenRLHF",
         ("verl", "::compute_policy_loss_vanilla"),
@@ -1118,7 +1063,7 @@ OBJECTIVE = Quantity(
     formula(
         "clipped on every side",
         "clip(ρ)Â",
-        lambda r, a, eps: r.clamp(1 - eps, 1 + eps) * a,
+        clip_without_min,
         "none that we know of",
         "without the min a bad move below 1 − ε has no gradient back",
         "illustrated-rlhf",
@@ -1126,7 +1071,7 @@ OBJECTIVE = Quantity(
     formula(
         "ρ·clip(ρ) in the place of clip(ρ)Â",
         "min(ρÂ, ρ·clip(ρ)), minimised",
-        lambda r, a, eps: torch.minimum(r * a, r * r.clamp(1 - eps, 1 + eps)),
+        ratio_times_clip_loss,
         "none that we know of",
         "Â is missing from the second term, and the sign is that of a loss to be maximised",
         "instructGOOSE",
@@ -1152,7 +1097,7 @@ DUAL_CLIP = Quantity(
     formula(
         "every advantage",
         "max(min(…), cÂ)",
-        lambda r, a, c: torch.maximum(clipped_objective(r, a), c * a),
+        dual_clip_of_every_sign,
         "none that we know of",
         "for Â > 0 the constant cÂ wins: no gradient from any good action",
         ("DI-engine: continuous", "::ppo_error_continuous"),
@@ -1160,7 +1105,7 @@ DUAL_CLIP = Quantity(
     formula(
         "negative advantages only",
         "min(min(ρ, δ)Â, clip(ρ)Â)",
-        lambda r, a, c: torch.minimum(r.clamp(max=c) * a, r.clamp(0.8, 1.2) * a),
+        delta_clip,
         "ratios that explode",
         "the same by another way for δ ≥ 1 + ε_high, below that not; off by default",
         "TRL GRPO: delta",
@@ -1201,7 +1146,7 @@ CISPO = Quantity(
     formula(
         "weight cut above",
         "−sg(min(ρ, ε_high))·Â·log π",
-        lambda new, old, a, low, high: -(new - old).exp().clamp(max=high).detach() * a * new,
+        weight_cut_above,
         "keeping rare tokens in the gradient",
         "ε_high is the cap itself, not its distance from 1; no lower bound",
         "TRL GRPO",
@@ -1209,7 +1154,7 @@ CISPO = Quantity(
     formula(
         "no gradient outside",
         "−clip(ρ)·Â",
-        lambda new, old, a, low, high: -(new - old).exp().clamp(low, high) * a,
+        no_gradient_outside,
         "none that we know of",
         "neither stop-gradient nor log π: outside the range the token is silent",
         "torchrl",

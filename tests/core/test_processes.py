@@ -1,6 +1,7 @@
 """Processes that meet, share, tell each other, add up, and end together. They are forked here, meet over gloo, and are really two."""
 
 import faulthandler
+import importlib
 import io
 import itertools
 import os
@@ -220,8 +221,14 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param("torchrun", marks=pytest.mark.deep),  # the next test has it, too
+        "accelerate, copies",
+        pytest.param("accelerate, FSDP", marks=pytest.mark.deep),
+    ],
+)
 def test_a_launcher_starts_a_script_that_knows_of_nothing(launcher, tmp_path):
     "The configurations are those that are shipped; only the number of processes is another. Really run: CPU processes over gloo."
     if launcher.startswith("accelerate"):
@@ -251,6 +258,21 @@ def test_a_launcher_starts_a_script_that_knows_of_nothing(launcher, tmp_path):
         and apart(alone, weights) < 1e-9
         and texts == alone_texts
     )
+
+
+def test_two_processes_of_torchrun_of_which_one_was_killed_end_as_one_process(
+    tmp_path, monkeypatch
+):
+    "`make launchers` does the same with accelerate and Ray, and with PPO."
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "evidence")
+    launchers = importlib.import_module("launchers")
+    alone = launchers.finished("one process", tmp_path / "alone", "grpo")
+    found = launchers.killed_and_resumed("torchrun", "grpo", alone, tmp_path / "killed")
+    resumed = found["resumed"]
+    assert found["killed"]["exit_status"] != 0 and resumed["resumed_from"] == 3
+    assert resumed["processes"] == 2 and resumed["same_responses"]
+    assert resumed["largest_difference"] < 1e-9
+    assert launchers.largest_difference(alone, launchers.untrained("grpo")) > 1e-3
 
 
 def test_rays_script_asks_ray_for_these_processes_and_runs_the_script_in_each(

@@ -8,7 +8,7 @@ import pytest
 from small_runs import each, run
 
 from instruct_goose.config import RLHFConfig
-from instruct_goose.doctor.agreement import AGREEMENT_RULES
+from instruct_goose.doctor.agreement import AGREEMENT_RULES, shaped_by_hand
 from instruct_goose.doctor.diagnosis import diagnose
 
 
@@ -51,6 +51,7 @@ def rounded(response, i, k):
 
 
 ONE_PROMPT = {"group_size": 4, "advantage": "gae"}
+SHAPED = {"reward_clip": 0.3, "missing_eos_penalty": 0.2, "overlong_buffer": 3}
 CHANGES = [
     ("values of one state", later("values"), ONE_PROMPT),
     ("values of one state", noisy("values"), ONE_PROMPT),
@@ -62,6 +63,14 @@ CHANGES = [
         "columns of other rows",
         each(lambda r, i, k: r.update(columns={"answer": f"{i}"})),
         {"batch_size": 16},
+    ),
+    ("score shaping off", each(lambda r, i, k: r.update(score=r["score"] + 0.4)), SHAPED),
+    ("score shaping off", each(lambda r, i, k: r.update(ended=not r["ended"])), SHAPED),
+    ("ends miscounted", each(lambda r, i, k: r.update(ended=not r["ended"])), {}),
+    (
+        "prompt tokens off",
+        each(lambda r, i, k: r.update(prompt_difference="token 0 is 'a', by the tokenizer 'b'")),
+        {},
     ),
     ("returns off", each(other_lambda), {}),
     ("clip bounds off", each(wider_clip), {}),
@@ -105,3 +114,53 @@ def test_the_best_iteration_has_the_highest_held_out_reward(best, named):
     config = config | {"keep_best": True, "eval_every": 2, "best_iteration": best}
     assert RLHFConfig(**{k: x for k, x in config.items() if k != "best_iteration"})
     assert ("other best iteration" in found(rows, config)) == named
+
+
+def test_a_score_is_shaped_by_hand_as_the_settings_say():
+    "R of 0.9 clipped to 0.3, less 0.2 without an end, less 2/3 for five of six tokens, buffer 3."
+    config = RLHFConfig(max_new_tokens=6, **SHAPED)
+    response = {"raw_score": 0.9, "ended": False, "tokens": ["a"] * 5}
+    assert shaped_by_hand(response, config) == pytest.approx(0.3 - 0.2 - 2 / 3)
+    assert shaped_by_hand(response | {"ended": True}, config) == pytest.approx(0.3 - 2 / 3)
+    assert shaped_by_hand(response | {"raw_score": -0.1}, RLHFConfig()) == -0.1
+    assert shaped_by_hand({"ended": True, "tokens": ["a"]}, config) is None
+
+
+@pytest.mark.parametrize(
+    "settings, change",
+    [
+        ({"stop_strings": ("b",)}, {"ended": True, "end": None}),
+        ({}, {"ended": False, "from_environment": [False] * 6}),
+    ],
+)
+def test_where_others_may_end_a_response_its_end_is_not_compared(settings, change):
+    metrics, config, tokens = run()
+    for responses in tokens.values():
+        for response in responses:
+            response |= change
+            if "from_environment" in response:
+                response["from_environment"] = [False] * len(response["tokens"])
+    assert "ends miscounted" not in found(metrics, config | settings, tokens)
+
+
+@pytest.mark.parametrize("name", ["prompts_held_out", "weights_missing"])
+def test_one_number_above_zero_is_named(name):
+    "Of the fourth of eight iterations; settings without an evaluation have no held-out prompts."
+    rule = {"prompts_held_out": "held out prompts trained", "weights_missing": "weights missing"}
+    metrics, config, _ = run()
+    config = config | {"eval_every": 2}
+    healthy = [row | {name: 0.0} for row in metrics]
+    ill = [row | {name: 0.25 if i == 3 else 0.0} for i, row in enumerate(metrics)]
+    assert rule[name] not in found(healthy, config)
+    assert rule[name] in found(ill, config)
+
+
+def test_a_held_out_prompt_that_is_trained_on_is_quoted():
+    metrics, config, tokens = run()
+    rows = [row | {"prompts_held_out": 0.5} for row in metrics]
+    for responses in tokens.values():
+        for response in responses:
+            response["is_held_out"] = response["prompt"] == "b c"
+    findings = diagnose(rows, config | {"eval_every": 2}, tokens)
+    (finding,) = [f for f in findings if f.name == "held out prompts trained"]
+    assert "'b c'" in finding.evidence and "50%" in finding.evidence

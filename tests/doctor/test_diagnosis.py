@@ -86,6 +86,8 @@ HEALTH = dict(
     tensors_unmoved=0.0,
     prompts_kept=1.0,
     prompts_ended=0.0,
+    prompts_held_out=0.0,
+    weights_missing=0,
     reference_weight_mean_abs=0.1,
     advantage_mean=0.0,
     clipped_grad_norm=0.5,
@@ -212,6 +214,8 @@ CAP = {"importance_mean": 0.99}
         ),  # as asked
         ({"prompts_kept": 0.5}, ["prompts cut"]),
         ({"prompts_ended": 1.0}, ["prompts that end"]),
+        ({"prompts_held_out": 0.1}, ["held out prompts trained"]),
+        ({"weights_missing": 1}, ["weights missing"]),
         ({"policy_gradient_scale": 0.0, "grad_norm": 0.0}, ["no policy gradient"]),
         ({"value_gradient_scale": 4.0}, ["value loss off"]),
         ({"entropy_gradient_scale": -1.0}, ["entropy bonus off"]),

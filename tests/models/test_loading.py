@@ -1,5 +1,6 @@
 """Where models come from: directories, runs, adapters, the Hub by name; what is damaged is refused in one sentence, and no foreign code runs."""
 
+import copy
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from instruct_goose.models.loading import (
     load_model,
     load_smollm,
     load_tokenizer,
+    missing_weights,
     read_config,
     require_smollm,
     save_merged,
@@ -249,8 +251,12 @@ def test_what_is_missing_may_be_allowed(tmp_path):
     tiny().save_pretrained(tmp_path)
     tensors(lambda w: w.pop(MATRIX))(tmp_path)
     tensors(lambda w: w.update(extra=torch.ones(2)))(tmp_path)
-    found = load_model(tmp_path, strict=False).state_dict()
+    model = load_model(tmp_path, strict=False)
+    found = model.state_dict()
     assert all(x.equal(found[k]) for k, x in tiny().state_dict().items() if k != MATRIX)
+    assert missing_weights(model) == [MATRIX]
+    assert missing_weights(torch.nn.ModuleList([model])) == [MATRIX]  # as adapters hold it
+    assert missing_weights(copy.deepcopy(model)) == missing_weights(tiny()) == []
 
 
 def test_a_reader_is_no_policy_and_a_policy_no_reward_model(tmp_path):

@@ -11,6 +11,7 @@ import torch
 
 from instruct_goose.models.reward_model import all_pairs_loss, pairwise_loss
 from instruct_goose.objective.advantages import (
+    ADVANTAGES,
     discounted_returns,
     estimate_advantages,
     gae,
@@ -257,9 +258,6 @@ CONSTANT = {  # no gradient, by design: targets and meters
     "clip_fraction": lambda b: torch.stack(
         clip_fraction(probability_ratio(b.logprobs, b.old, MASK), b.A, MASK)
     ),
-    "estimate_advantages": lambda b: estimate_advantages(
-        "gae", b.R, MASK, values=b.V, gamma=0.9, lam=0.8
-    )[0],
     "clipped_shares": lambda b: torch.stack(
         list(
             clipped_shares("weight", probability_ratio(b.logprobs, b.old, MASK), b.A, MASK).values()
@@ -269,6 +267,28 @@ CONSTANT = {  # no gradient, by design: targets and meters
         list(update_meters(b.logprobs, b.old, b.A, MASK).values())
     ),
 }
+
+
+def advantage(how):
+    "An entry of ADVANTAGES with everything that one may need."
+
+    def estimate(b):
+        return estimate_advantages(
+            how,
+            b.R,
+            MASK,
+            values=b.V,
+            baseline=b.chosen,
+            group_size=2,
+            gamma=0.9,
+            lam=0.8,
+            entropy=b.S,
+        )[0]
+
+    return estimate
+
+
+CONSTANT |= {f"estimate_advantages {how}": advantage(how) for how in ADVANTAGES}
 COVERED_ELSEWHERE = {
     "response_mask",
     "last_index",
@@ -311,6 +331,11 @@ COVERED_ELSEWHERE = {
 }  # test_logprobs_in_pieces
 
 
+def estimators_of_advantages():
+    "The functions of the table ADVANTAGES: the cases of their entries test them."
+    return {entry.estimate.__name__ for entry in ADVANTAGES.values()}
+
+
 def test_no_function_is_left_out():
     from importlib import import_module
     from pkgutil import iter_modules
@@ -325,6 +350,7 @@ def test_no_function_is_left_out():
         if not n.isupper()
     }
     covered = {n.split()[0].rstrip(",") for n in CASES | CONSTANT}
+    covered |= estimators_of_advantages()
     missing = public - COVERED_ELSEWHERE - {"only_tensors"} - covered
     assert not missing, (
         f"without finite differences: {missing}. Add an entry to CASES of {__file__}, or to "

@@ -717,6 +717,129 @@ def test_a_trainer_of_ones_own_trains_and_is_recorded(here, capsys):
     assert "its classes: Unsure, Other" in refused(*train("--trainer", "term.py:Unsre"))
 
 
+WORDS = """
+class Words:
+    "The reward is the number of the column n, if a word came first; `say` is a tool."
+    def reset(self, n, **row):
+        self.n = n
+        return " 7"
+
+    def say(self, word: str) -> str:
+        \"\"\"Say a word.
+
+        Args:
+            word: it.
+        \"\"\"
+        return word
+
+    def get_reward(self):
+        return float(self.n)
+
+
+class Steps:
+    "Every turn is paid .5, and the second one is the last."
+    def reset(self, answer):
+        self.turns = 0
+
+    def step(self, text):
+        self.turns += 1
+        return " go on", 0.5, self.turns == 2
+
+
+class Unpaid:
+    def reset(self, **row):
+        pass
+
+
+class Other:
+    pass
+
+
+class Colour(Words):
+    def reset(self, colour):
+        pass
+
+
+class Late(Words):
+    def get_reward(self):
+        return [][1]
+"""
+
+
+@pytest.fixture
+def words(here):
+    "The environments above, and a model without a chat template: replies stand as they are."
+    Path("words.py").write_text(WORDS)
+    Path("llama/chat_template.jinja").unlink()
+    row = {"prompt": "is tea hot", "answer": "yes", "n": 3}
+    write("prompts.jsonl", [row, row | {"prompt": "is rain wet", "n": 4}])
+    return here
+
+
+def in_environment(name, *more):
+    "The command with an environment in the place of a reward."
+    command = train("--environment", f"words.py:{name}", *more)
+    at = command.index("--reward")
+    return command[:at] + command[at + 2 :]
+
+
+def test_an_environment_pays_and_its_file_is_recorded(words, capsys):
+    main(in_environment("Words", "--output-dir", "run", "--save-every", 1))
+    capsys.readouterr()
+    assert all(3 <= row["reward_mean"] <= 4 for row in log("run"))
+    config = json.loads(Path("run/config.json").read_text())
+    assert config["environment"] == "words.py:Words" and set(config["files"]) == {"words.py"}
+    more = ["--output-dir", "run", "--resume", "--steps", "3"]
+    assert "environment was" in refused(*in_environment("Steps", *more))
+    main(in_environment("Words", *more))
+    assert len(log("run")) == 3
+
+
+def test_a_reward_stands_beside_what_the_environment_pays(words, capsys):
+    both = train("--environment", "words.py:Steps", "--reward-weights", "2", "0")
+    main([*both, "--stop-strings", "e", "a", "i", "--output-dir", "run"])
+    rows = log("run")
+    assert all("reward_mean/environment_reward" in row for row in rows)
+    paid = [row["reward_mean/environment_reward"] for row in rows]
+    assert max(paid) > 0 and [row["reward_mean"] / 2 for row in rows] == pytest.approx(paid)
+    assert max(row["replies"] for row in rows) > 0
+
+
+def test_a_dry_run_plays_one_dialogue(words, capsys):
+    main(in_environment("Steps", "--stop-strings", "e", "a", "--max-new-tokens", 30, "--dry-run"))
+    shown = capsys.readouterr().out
+    assert "environment: words.py:Steps answers each response up to 16 times" in shown
+    assert "data, columns: answer, prompt; not used: n" in shown
+    dialogue = shown[shown.index("one dialogue") :]
+    assert "is tea hot⟦" in dialogue and "⟧ go on⟦" in dialogue
+    assert "replies 1, tool calls 0, tool failures 0; the environment paid 1" in dialogue
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("Word", "has no function or class 'Word'; its functions: ; its classes: Words, Steps"),
+        ("Other", "--environment words.py:Other, made without arguments: TypeError: Other is no"),
+        ("Unpaid", "--environment words.py:Unpaid pays nothing: give it get_reward"),
+        ("Colour", "reset with the first row, of the columns prompt, answer, n: TypeError: Colour"),
+        ("Late", "Late, asked for the reward, raised IndexError: list index out of range ("),
+    ],
+)
+def test_what_is_wrong_with_an_environment_is_said_before_the_run(words, name, says):
+    said = refused(*in_environment(name, "--dry-run"))
+    assert says in said
+    if name == "Late":
+        assert f"words.py, line {WORDS.splitlines().index('        return [][1]') + 1})" in said
+
+
+def test_no_greedy_baseline_in_an_environment(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(in_environment("Words", "--algorithm", "remax"))
+    assert stop.value.code == 2
+    assert "no environment plays the greedy response" in capsys.readouterr().err
+
+
 def test_columns_by_other_names_and_a_data_set(here, tokenizer, capsys):
     write("odd.jsonl", [{"film": "is tea hot", "right": "yes", "n": 1}])
     assert "--prompt-column NAME" in refused(*train("--data", "odd.jsonl"))

@@ -1,7 +1,16 @@
 """A reader runs and edits the cells of a lesson on its page, in Chromium, from a file, with the network off."""
 
+import json
+import sys
+import time
+
+import nbformat
 import pytest
-from built_site import browser, built, site
+from built_site import browser, built, root, site
+
+sys.path.insert(0, str(root / "docs"))
+import build  # noqa: E402
+import page_cells  # noqa: E402
 
 # ten seconds pass at once where a test says `impatient`; elsewhere a slow machine has all ten
 SOON = """const later = setTimeout
@@ -60,6 +69,22 @@ class Cell:
         )
 
 
+def test_a_build_without_python_says_so_on_the_pages_of_lessons_that_run():
+    _, pages = build.read_pages()
+    links = build.Links(pages)
+    by_url = {page.url: page for page in pages}
+
+    def text_of(url: str, below: dict) -> str:
+        return json.dumps(build.staged(by_url[url], pages, links, below))
+
+    has_python = {("learn/kl", "a cell"): "an exercise"}
+    assert "no Python for the browser" in text_of("learn/ppo", {})
+    assert "run-here" not in text_of("learn/ppo", {})
+    assert "no Python for the browser" not in text_of("learn/ppo", has_python)
+    assert "run-here" in text_of("learn/ppo", has_python)
+    assert "no Python for the browser" not in text_of("learn/trainer", {})
+
+
 @built
 @browser
 def test_a_reader_runs_edits_and_starts_over(one):
@@ -90,13 +115,28 @@ def test_a_loop_without_an_end_is_stopped_and_the_next_run_begins_anew(one):
     tab.ask("window.impatient = false")
     first.edit("while True: pass", "ex = running_example()\nprint('again')")
     assert "again" in first.run()
+    bar = tab.ask("document.querySelector('.edited-cells').getBoundingClientRect().bottom")
+    assert bar <= tab.ask("innerHeight")  # it stays in sight
     assert tab.ask("document.documentElement.scrollWidth") <= 390
 
 
 @built
 @browser
 @pytest.mark.deep
-@pytest.mark.parametrize("lesson", ["kl", "advantages", "value_loss", "group", "preference"])
+@pytest.mark.parametrize(
+    "lesson",
+    [
+        "from_a_reward_to_ppo",
+        "masks",
+        "logprobs",
+        "kl",
+        "advantages",
+        "value_loss",
+        "ppo",
+        "group",
+        "preference",
+    ],
+)
 def test_every_cell_of_a_lesson_runs_on_its_page(lesson, one):
     tab = opened(one, lesson)
     for place in range(tab.ask("document.querySelectorAll('.run-here').length")):
@@ -175,3 +215,51 @@ def test_edits_stay_in_the_browser_and_are_shared_in_a_link(one):
     assert shared.ask("document.querySelector('.run-here textarea').value") == "# shared"
     shared.ask("localStorage.clear()")
     shared.close()
+
+
+COPIED = """
+Object.defineProperty(navigator, 'clipboard', {value: {writeText: async text => { window.copied = text }}})"""
+
+
+@built
+@browser
+def test_a_shared_link_shows_the_edit_in_another_tab_which_keeps_it_as_a_notebook(one, tmp_path):
+    address = (site / "learn/value_loss.html").as_uri()
+    sender = one.open(address, first=f"localStorage.clear()\n{COPIED}")
+    edited = Cell(sender, "def value_loss(")
+    edited.edit("def value_loss(", "# «mine» ✓\ndef value_loss(")
+    bar = "document.querySelector('.edited-cells')"
+    press = (
+        f"(name => [...{bar}.querySelectorAll('button')].find(b => b.textContent === name).click())"
+    )
+    sender.ask(f"{press}('Share')")
+    sender.wait("window.copied")
+    link = sender.ask("window.copied")
+    sender.close()
+
+    reader = one.open(link, first="localStorage.clear()")
+    reader.wait(f"!{bar}.hidden")
+    shown = Cell(reader, "# «mine» ✓\ndef value_loss(")
+    assert shown.ask("querySelector('textarea').hidden") is False
+    assert shown.press("Run") == "done"
+    one.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    reader.ask(f"{press}('Download as a notebook')")
+    path = tmp_path / "value_loss_edited.ipynb"
+    end = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    (mine,) = [text for text in texts if "«mine» ✓" in text]
+    original = [cell.source for cell in page_cells.page_cells(9) if cell.reason is None]
+    assert len(texts) == len(original)
+    changed = [(now, before) for now, before in zip(texts, original) if now != before]
+    assert changed == [(mine, mine.replace("# «mine» ✓\n", ""))]
+
+    assert shown.press("Start over") == "done"
+    assert reader.ask(f"{bar}.hidden")
+    assert "«mine»" not in shown.ask("querySelector('textarea').value")
+    assert reader.quiet()
+    reader.ask("localStorage.clear()")
+    reader.close()

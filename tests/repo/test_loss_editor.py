@@ -89,6 +89,18 @@ def test_a_reader_edits_trains_and_sees_what_is_wrong(one, page):
     tab.close()
 
 
+def test_a_build_without_python_says_so(one, tmp_path):
+    (tmp_path / "playground.html").write_text(playground.page(has_python=False), "utf-8")
+    editor = opened(one, (tmp_path / "playground.html").as_uri())
+    assert "has no Python for the browser" in editor.tab.ask(STATE)
+    assert editor.tab.ask("document.getElementById('pg-train').disabled")
+    assert "def clipped_objective(" in editor.text()
+    editor.tab.ask("document.querySelector('[data-edit=sign]').click(), 0")
+    assert "has no Python for the browser" in editor.tab.ask(STATE)
+    assert editor.mistake() is None
+    editor.tab.close()
+
+
 def test_a_loop_without_an_end_is_stopped_and_training_goes_on(one, page):
     editor = opened(one, page, width=390)
     editor.edit("def clipped_objective(", "while True:\n    pass\n\n\ndef clipped_objective(")

@@ -174,6 +174,7 @@ def test_every_make_target_is_listed_and_real():
         "bench",
         "parity",
         "engines",
+        "launchers",
         "clean",
         "coverage",
         *(listed & {"fuzz", "mutations", "portable"}),

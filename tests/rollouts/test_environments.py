@@ -16,6 +16,7 @@ from instruct_goose.models.tokens import unpad
 from instruct_goose.objective.advantages import AdvantageInputs
 from instruct_goose.rollouts.environments import (
     Answer,
+    EnvironmentFailed,
     EnvironmentSampler,
     MessageEnvironment,
     StepEnvironment,
@@ -23,7 +24,9 @@ from instruct_goose.rollouts.environments import (
     ToolEnvironment,
     Turn,
     adapt_environment,
+    columns_read,
     environment_reward,
+    is_paying,
     parse_tool_calls,
     turn_advantages,
     turn_numbers,
@@ -60,7 +63,7 @@ def test_tools_are_public_methods_and_get_reward_ends_the_episode():
     assert sorted(environment.tools) == ["add", "submit"]
     assert environment.begin({"prompt": "3 + 4", "a": 3, "b": 4, "more": 1}, 0) is None
     answer = environment.answer(turn("", ToolCall("add", {"a": 3, "b": 4})))
-    assert answer == Answer([{"role": "tool", "name": "add", "content": "7"}], 0.0, 1, 0)
+    assert answer == Answer([{"role": "tool", "name": "add", "content": "7"}], None, 1, 0)
     assert environment.final_reward() == 0.0
     environment.answer(turn("", ToolCall("submit", {"value": 7})))
     assert environment.final_reward() == 1.0
@@ -276,6 +279,31 @@ def test_a_step_pays_each_turn_and_logs_what_happened():
     assert metrics["tool_calls"] == metrics["tool_failures"] == 0
 
 
+class PaysTurns:
+    "Pays each of two turns, the second one with nothing, and the episode not at all."
+
+    def begin(self, row, seed):
+        self.turns = 0
+
+    def answer(self, turn):
+        self.turns += 1
+        if self.turns == 1:
+            return Answer([{"role": "user", "content": "higher"}], 0.25)
+        return Answer([], 0.0)
+
+    def final_reward(self):
+        return None
+
+
+def test_an_environment_that_pays_by_turns_only_is_paid():
+    rollout = trainer_of(PaysTurns).rollout(SECRETS)
+    assert rollout.environment_rewards.sum(-1).tolist() == [0.25] * 14
+    for i in range(14):
+        paid = rollout.environment_rewards[i].nonzero().flatten().tolist()
+        reply = (rollout.attention_mask[i] & ~rollout.mask[i]).nonzero().flatten()
+        assert paid == [reply[0] - 1]  # the last token that was sampled before the reply
+
+
 def test_several_rewards_beside_the_environments():
     def short(completion_ids):
         return [-float(len(ids)) for ids in completion_ids]
@@ -479,3 +507,79 @@ def test_games_with_one_prompt_and_different_secrets_are_one_prompt_in_the_log()
     "The doctor compares how many different prompts are given and answered."
     metrics = trainer_of().step(SECRETS, environment_reward)
     assert metrics["prompts_given"] == metrics["distinct_prompts"] == 1
+
+
+# ----------------------------------------------------------- what an environment reads, pays and raises
+
+
+class ReadsTwo:
+    def reset(self, a, b=3):
+        return None
+
+    def look(self) -> str:
+        "Look."
+        return ""
+
+
+class StepsWithSeed:
+    def reset(self, seed, level, **ignored):
+        return ""
+
+    def step(self, action):
+        return "", 0.0, True
+
+
+def messages_environment(**more):
+    nothing = SimpleNamespace(env_response=lambda messages, state: [], is_completed=lambda s: True)
+    vars(nothing).update(more)
+    return nothing
+
+
+@pytest.mark.parametrize(
+    "instance, columns, pays",
+    [
+        (Calculator(), {"a", "b", "**"}, True),
+        (ReadsTwo(), {"a", "b"}, False),
+        (StepsWithSeed(), {"seed", "level"}, True),  # **kwargs of reset get nothing
+        (GuessingGame(), {"**"}, True),  # a row is among Gymnasium's options
+        (messages_environment(), {"**"}, False),
+        (messages_environment(rubric=object()), {"**"}, True),
+    ],
+)
+def test_what_reset_reads_and_whether_it_pays(instance, columns, pays):
+    environment = adapt_environment(instance)
+    assert columns_read(environment) == columns
+    assert is_paying(environment) == pays
+
+
+class Breaks:
+    "Raises where it is told to."
+
+    def __init__(self, where):
+        self.where = where
+
+    def reset(self, secret):
+        self.left = 2
+        if self.where == "reset":
+            raise KeyError("no such level")
+
+    def step(self, action):
+        self.left -= 1
+        if self.where == "step":
+            raise OSError("the game is gone")
+        return "higher", 0.0, self.left == 0
+
+
+@pytest.mark.parametrize(
+    "where, says",
+    [
+        ("reset", "the environment Breaks, asked for a new episode, raised KeyError: 'no such"),
+        ("step", "the environment Breaks, asked for an answer to '"),
+    ],
+)
+def test_what_an_environment_raises_has_its_place(where, says):
+    with pytest.raises(EnvironmentFailed) as failed:
+        trainer_of(lambda: Breaks(where)).rollout(SECRETS)
+    assert str(failed.value).startswith(says)
+    assert f"{__file__}, line " in str(failed.value)
+    assert failed.value.__cause__ is not None

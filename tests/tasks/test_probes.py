@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,13 +12,16 @@ from deep import first
 from torch import nn
 
 from instruct_goose.config import RLHFConfig
+from instruct_goose.objective.masks import whiten
 from instruct_goose.tasks.probes import (
     ACTIONS,
     BROKEN,
+    end_chances,
     in_own_settings,
     optimum,
     run_probes,
     tiny_world,
+    two_token_optimum,
     values_at,
     why_not,
 )
@@ -212,7 +216,9 @@ def test_a_healthy_grpo_trainer_passes_in_its_own_settings_and_one_with_the_sign
 
 
 def test_settings_of_the_tasks_stay_as_they_are():
-    own = asdict(RLHFConfig.preset("grpo", batch_size=8, lr=1e-6, beta=0.7, reward_clip=0.1))
+    own = asdict(
+        RLHFConfig.preset("grpo", batch_size=8, beta=0.7, epochs=1, minibatches=1, reward_clip=0.1)
+    )
 
     def make(model, ref_model, config, **options):
         assert (config.lr, config.beta, config.reward_clip) == (0.01, 0.2, None)
@@ -221,3 +227,87 @@ def test_settings_of_the_tasks_stay_as_they_are():
         return config
 
     in_own_settings(make, own)(None, None, RLHFConfig(lr=0.01, beta=0.2, batch_size=20))
+
+
+@pytest.mark.parametrize("epochs, minibatches, lr", [(1, 1, 0.01), (2, 1, 0.01), (4, 4, 0.00125)])
+def test_more_updates_of_an_iteration_are_smaller(epochs, minibatches, lr):
+    own = asdict(RLHFConfig(epochs=epochs, minibatches=minibatches))
+    config = RLHFConfig(lr=0.01, value_lr=0.02)
+    made = in_own_settings(lambda model, ref_model, config: config, own)(None, None, config)
+    assert (made.lr, made.value_lr) == pytest.approx((lr, 2 * lr))
+
+
+def test_the_optimum_over_responses_of_two_tokens_maximises_reward_less_kl():
+    "Plain gradient ascent on E[r] − KL over the logits of thirteen responses."
+    best = two_token_optimum()
+    reference = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    ref = torch.cat([reference[3:], (reference[:3, None] * reference).flatten()])
+    rewards = torch.tensor([2.0 * (y == ("a", "b")) for y in best], dtype=torch.float64)
+    z = torch.zeros(13, dtype=torch.float64, requires_grad=True)
+    for _ in range(4000):
+        p = z.softmax(-1)
+        (grad,) = torch.autograd.grad((p * (rewards - (p / ref).log())).sum(), z)
+        with torch.no_grad():
+            z += grad
+    found = torch.tensor([*best.values()], dtype=torch.float64)
+    torch.testing.assert_close(found, z.softmax(-1).detach(), atol=1e-6, rtol=0)
+
+
+class KLOfTheLastToken(RLHFTrainer):
+    "Only the last token pays for its KL."
+
+    def advantages(self, rollout, annotations=None):
+        experience = super().advantages(rollout, annotations)
+        rewards = torch.zeros_like(experience.rewards)
+        rows = torch.arange(len(rewards))
+        last = experience.mask.sum(-1) - 1
+        rewards[rows, last] = experience.rewards[rows, last]
+        advantages = rewards.flip(-1).cumsum(-1).flip(-1) * experience.mask
+        experience.advantages = whiten(advantages, experience.mask)
+        return experience
+
+
+@pytest.mark.parametrize("trainer, passed", [(RLHFTrainer, True), (KLOfTheLastToken, False)])
+def test_the_kl_of_two_tokens_is_the_sum_over_them(trainer, passed):
+    assert run_probes(trainer, ["kl"])[0].passed is True  # of one token alone
+    (result,) = run_probes(trainer, ["sequence_kl"])
+    assert result.passed is passed and result.numbers
+
+
+@pytest.mark.parametrize(
+    "settings, reason",
+    [
+        ({}, None),
+        ({"kl_placement": "loss"}, "KL in the loss"),
+        ({"aggregation": "sequence_mean"}, "short responses"),
+        ({"aggregation": "sequence_mean", "advantage": "leave_one_out", "group_size": 4}, None),
+        ({"entropy_target": 1.0}, "entropy bonus"),
+    ],
+)
+def test_the_kl_of_two_tokens_says_where_it_does_not_apply(settings, reason):
+    said = why_not("sequence_kl", asdict(RLHFConfig(batch_size=64, **settings)))
+    assert said is None if reason is None else reason in said
+
+
+def test_a_text_counts_for_the_end_as_often_as_the_policy_writes_it():
+    "A policy that always begins with a ends after it with 0.4; after b and c it would never end."
+    _, tokenizer = tiny_world()
+    ids = [tokenizer.get_vocab()[action] for action in ACTIONS]
+    chances = {"": [1.0, 0.0, 0.0, 0.0], "a": [0.3, 0.3, 0.0, 0.4], "b": [1.0, 0.0, 0.0, 0.0]}
+    chances["c"] = chances["b"]
+
+    class Policy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(1))
+
+        def forward(self, input_ids):
+            said = tokenizer.decode(input_ids[0], skip_special_tokens=True).split()
+            logits = torch.full((1, input_ids.shape[1], len(tokenizer)), -1e9)
+            last = said[-1] if said else ""
+            logits[0, -1, ids] = torch.tensor(chances[last]).clamp(min=1e-30).log()
+            return SimpleNamespace(logits=logits)
+
+    first, second, third = end_chances(Policy(), tokenizer, 2)
+    assert (first, second) == pytest.approx((0.0, 0.4))
+    assert third == pytest.approx(0.3 * 0.4 / 0.6)  # after a a, of a a and a b

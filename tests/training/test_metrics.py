@@ -47,6 +47,7 @@ from instruct_goose.training.metrics import (
     progress_line,
     prompt_metrics,
     prompt_nll_ratio,
+    prompts_read,
     ratio_metrics,
     rollout_metrics,
     sample_weights,
@@ -399,11 +400,29 @@ def test_chats_and_rows_have_a_text_and_token_ids_have_none():
     assert prompt_metrics([chat, {"prompt": "the score"}], r) == {
         "prompts_given": 2,
         "prompts_kept": 0.5,
+        "prompts_held_out": None,
     }
     assert prompt_metrics({"query_ids": r.query_ids}, r) == {
         "prompts_given": 8,
         "prompts_kept": None,
+        "prompts_held_out": None,
     }
+
+
+@pytest.mark.parametrize(
+    "held_out, share",
+    [
+        (["the score"], 0.5),
+        ([{"prompt": "the score", "answer": "8"}], 0.5),  # other columns are not read
+        ([{"prompt": "the score", "chat_template_kwargs": {"a": 1}}], 0.0),  # these are
+        (["the scores"], 0.0),
+    ],
+)
+def test_a_prompt_is_held_out_where_the_policy_reads_the_same(held_out, share):
+    r = dataclasses.replace(made().rollout(PROMPTS), prompts=PROMPTS_READ)
+    given = ["the film is", {"prompt": "the score", "answer": "7"}]
+    held = frozenset(prompts_read(held_out))
+    assert prompt_metrics(given, r, held)["prompts_held_out"] == share
 
 
 def test_a_history_is_a_list_that_shows_a_table():

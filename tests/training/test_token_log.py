@@ -126,6 +126,71 @@ def test_each_number_is_the_one_of_its_token(settings):
         assert ("group" in response) == ("group_size" in settings)
 
 
+def test_a_raw_score_is_what_the_reward_gave_and_an_end_is_an_end_token():
+    shaping = {"reward_clip": 0.5, "missing_eos_penalty": 1.0}
+    for response, r, row, _ in recorded(4, **shaping):
+        count = r.texts[row].split().count("good")
+        assert response["raw_score"] == count
+        assert response["ended"] == (response["tokens"][-1] == "<eos>")
+        expected = min(count, 0.5) - (0.0 if response["ended"] else 1.0)
+        assert response["score"] == pytest.approx(expected)
+
+
+class FirstWordLost(RLHFTrainer):
+    "Prompts lose their first token on the way to the model."
+
+    def encode(self, prompts):
+        queries = super().encode(prompts)
+        keep = queries.mask.clone()
+        longest = queries.mask.sum(-1) > 1
+        first = queries.mask.int().argmax(-1)
+        keep[torch.arange(len(keep))[longest], first[longest]] = False
+        return type(queries)(queries.ids, keep)
+
+
+def test_where_the_ids_of_a_prompt_are_not_the_tokenizers_the_first_other_token_is_recorded():
+    for response, *_ in recorded(4):
+        assert response["prompt_difference"] is None
+    keep = Keep()
+    trained(keep, make=FirstWordLost)
+    for record, *_ in keep.seen:
+        for response in record:
+            whole = response["columns"]["prompt"]
+            if "film" in whole:
+                assert response["prompt_difference"] == (
+                    "token 0 is 'the' of 3 tokens, by the tokenizer '<bos>' of 4 tokens"
+                )
+
+
+def test_a_prompt_that_is_too_long_is_compared_with_its_end():
+    tokenizer = word_tokenizer(WORDS)
+    config = RLHFConfig(steps=1, batch_size=4, max_new_tokens=8, long_rows="cut", device="cpu")
+    keep = Keep()
+    trainer = RLHFTrainer(tiny(tokenizer), config=config, tokenizer=tokenizer, callbacks=[keep])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train(["the film is good the plot is bad"] * 2, lambda t: [0.0] * len(t), 1)
+    ((record, experience, _),) = keep.seen
+    assert experience.query_mask.sum(-1).max() == 4
+    assert all(response["prompt_difference"] is None for response in record)
+
+
+def test_a_held_out_prompt_is_marked_in_the_record():
+    tokenizer = word_tokenizer(WORDS)
+    config = RLHFConfig(steps=1, batch_size=8, max_new_tokens=2, eval_every=1, device="cpu")
+    keep = Keep()
+    trainer = RLHFTrainer(tiny(tokenizer), config=config, tokenizer=tokenizer, callbacks=[keep])
+    (metrics,) = trainer.train(
+        ["the film", {"prompt": "the plot"}],
+        lambda texts: [0.0] * len(texts),
+        held_out=["the plot", "the film is"],
+        progress=False,
+    )
+    assert metrics["prompts_held_out"] == 0.5
+    for response in keep.seen[0][0]:
+        assert response["is_held_out"] == (response["prompt"] == "the plot")
+
+
 def is_held(ratio, advantage, surrogate, dual_clip):
     "Whether the clip holds a token: the rule in Python."
     if advantage < 0 and ratio > dual_clip:

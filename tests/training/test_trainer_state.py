@@ -279,6 +279,27 @@ def test_a_callback_whose_state_a_file_cannot_hold_is_named_in_the_first_iterati
 
 
 @pytest.mark.parametrize("lacks", ["state_dict", "check_state_dict", "load_state_dict"])
+def test_a_sampler_that_would_not_be_saved_is_refused_when_it_is_given(lacks):
+    names = {"state_dict", "check_state_dict", "load_state_dict"} - {lacks}
+    methods = {name: lambda self, *_: {} for name in names}
+    sampler = type("Half", (), {"__call__": lambda self, queries, n, config, generator: None})
+    half = type("Half", (sampler,), methods)()
+    says = f"Half would not be saved with the trainer: it lacks {lacks}"
+    trainer = small_trainer.trainer()
+    with pytest.raises(TypeError, match=says):
+        trainer.use_sampler(lambda agent, tokens: half)
+    with pytest.raises(TypeError, match=says):
+        RLHFTrainer(
+            small_trainer.tiny(),
+            None,
+            trainer.config,
+            tokenizer=trainer.tokens.tokenizer,
+            sampler=half,
+        )
+    trainer.use_sampler(lambda agent, tokens: sampler())  # none of the three: nothing to save
+
+
+@pytest.mark.parametrize("lacks", ["state_dict", "check_state_dict", "load_state_dict"])
 def test_a_callback_that_would_not_be_saved_is_refused_before_training(lacks):
     names = {"state_dict", "check_state_dict", "load_state_dict"} - {lacks}
     half = type("Half", (Callback,), {name: lambda self, *args: {} for name in names})
