@@ -121,11 +121,25 @@ class PeerFailed(RuntimeError):
     "Raised in a process because another one has failed."
 
 # %% ../../nbs/guides/several_processes.ipynb #334ee165
+_told: list[BaseException] = []  # errors of this process that the others know of
+
+
+def _is_told(error: BaseException) -> bool:
+    "Do the other processes know of this error, or of the one that it was made from?"
+    cause: BaseException | None = error
+    while cause is not None:
+        if any(cause is told for told in _told):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
 def run_and_gather(work: Callable[[], T]) -> list[T]:
     """Do work in each process, and return the results of all, in order of rank.
 
     What `work` raises in one process, Ctrl-C too, ends the others with PeerFailed: no process
-    is left waiting. Raises ConnectionError if a process has gone, or is silent for longer than
+    is left waiting. `work` may call `run_and_gather` itself, as a callback does that evaluates.
+    Raises ConnectionError if a process has gone, or is silent for longer than
     `init_processes` allows.
     """
     if world_size() == 1:
@@ -138,10 +152,13 @@ def run_and_gather(work: Callable[[], T]) -> list[T]:
     except PeerFailed:  # they know already
         raise
     except BaseException as e:
+        if _is_told(e):  # by a call of `run_and_gather` inside `work`; the others have gone
+            raise
         error = e
     reason = None if error is None else f"{type(error).__name__}: {error}"
     gathered = all_gather_object((result, reason))
     if error is not None:
+        _told.append(error)
         raise error
     for peer, (_, its_reason) in enumerate(gathered):
         if its_reason is not None:

@@ -226,7 +226,7 @@ class CheckpointManager:
     def is_overdue(self, done: int, total: int) -> bool:
         """Is a step to be saved since the last one was saved long ago?
 
-        After two minutes; or at a twentieth of the stage, when `pause` seconds have passed.
+        After two minutes; or at a twentieth of the stage, when `save_interval` seconds have passed.
         """
         waited = time.monotonic() - self.saved_at
         if waited < self.save_interval:

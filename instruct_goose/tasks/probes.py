@@ -642,9 +642,9 @@ def in_own_settings(
 ) -> Callable:
     """Make trainers as before, with a run's OWN_SETTINGS in place of the probe's.
 
-    The batch is the next multiple of group_size. The learning rates are divided by the updates of an iteration beyond two. Where the
-    run has micro-batches they are a third of the batch, and where it has evaluations these come
-    every five iterations.
+    The batch is the next multiple of group_size. The learning rates are divided by the updates of
+    an iteration beyond two. Where the run has micro-batches they are a third of the batch, and
+    where it has evaluations these come every five iterations.
     """
 
     def make(model, ref_model, config, **options):

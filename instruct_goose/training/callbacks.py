@@ -71,15 +71,17 @@ class Callback(Generic[Trainer]):
     def on_optimize(self, trainer: Trainer, update: Metrics, /) -> None:
         """Called when the policy has moved.
 
-        `update` has the metrics of the optimizer steps, and may be changed before it is logged.
+        `update` has the metrics of the optimizer steps, and may be changed before it is logged. A
+        new name must be no metric's of the library.
         """
 
     def on_iteration(
         self, trainer: Trainer, experience: Experience, metrics: Metrics, /
     ) -> str | None:
-        """Called when the iteration is counted. May add to the metrics.
+        """Called when the iteration is counted. May add to the metrics, numbers of Python.
 
-        Returns None, or a text that ends the run and says why.
+        What `trainer.evaluate` returns for other prompts or another reward can be added here; each
+        process has to call it. Returns None, or a text that ends the run and says why.
         """
 
     def on_iteration_end(

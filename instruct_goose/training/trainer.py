@@ -56,6 +56,7 @@ from instruct_goose.rollouts.prompts import (
     data_columns,
     drop_long_prompts,
     encode_prompts,
+    is_indexable,
     is_short_enough,
     max_prompt_length,
     PromptOrder,
@@ -115,11 +116,14 @@ from instruct_goose.training.experience import (
 
 # %% ../../nbs/learn/16_trainer.ipynb #518e0bfe
 from instruct_goose.training.metrics import (
+    add_metrics,
+    check_added_metrics,
     check_first_step,
     held_out_logged,
     History,
     Metrics,
     json_number,
+    LATER_METRICS,
     PolicyChange,
     progress_line,
     prompt_metrics,
@@ -242,8 +246,9 @@ class RLHFTrainer:
         """Score the responses, R(q, r); for advantage="greedy" also one greedy response a prompt.
 
         Returns a copy of the rollout with its scores, (B,), some of its groups replaced or dropped
-        if the settings say so. Raises RewardError for a reward function that fails or returns no
-        scores, TimeoutError for one that takes longer than reward_timeout.
+        if the settings say so. With reward_scaling="running" the scores count in `reward_scale`.
+        Raises RewardError for a reward function that fails or returns no scores, TimeoutError for
+        one that takes longer than reward_timeout.
         """
         config = self.config
         ask_rewards = partial(self.ask_rewards, reward_fn=reward_fn)
@@ -304,7 +309,8 @@ class RLHFTrainer:
         change = PolicyChange(self.agent, experience, self.config)
         logs = self.run_epochs(experience)
         require_finite_weights(self.agent)
-        return update_metrics(logs, experience, self.config.epochs) | change.metrics()
+        log = update_metrics(logs, experience, self.config.epochs)
+        return add_metrics(log, change.metrics())
 
     def run_epochs(self, experience: Experience) -> list[dict[str, Tensor]]:
         """Step on each minibatch of each epoch. Returns the log of each step.
@@ -328,8 +334,9 @@ class RLHFTrainer:
     ) -> dict[str, Tensor]:
         """Make one optimizer step on a minibatch, piece by piece. Returns its log.
 
-        Raises ValueError where the ratio of the first step is not 1, FloatingPointError for a
-        loss or a gradient that is not finite; no weight has moved then.
+        Raises ValueError where the ratio of the first step is not 1 or a part of the loss has the
+        name of a metric, FloatingPointError for a loss or a gradient that is not finite; no weight
+        has moved then.
         """
         self.optimizer.zero_grad(set_to_none=True)
         add_rows = partial(add_gradient, self.agent, self.evaluate_tokens, self.loss)
@@ -341,8 +348,9 @@ class RLHFTrainer:
             if is_first:
                 eps = rounding(self.agent.model, self.config)
                 ent_coef = self.coefficients.ent_coef_used
-                log |= check_first_step(batch, traces, self.config, ent_coef, eps)
-            log |= clip_gradients(self.agent, self.config.max_grad_norm)
+                first = check_first_step(batch, traces, self.config, ent_coef, eps)
+                log = add_metrics(log, first)
+            log = add_metrics(log, clip_gradients(self.agent, self.config.max_grad_norm))
         self.optimizer.step()
         return log
 
@@ -359,7 +367,9 @@ class RLHFTrainer:
 
         Override this; the parts are detached, one number each. `batch` is one micro-batch of
         several: average with `aggregate(…, **aggregation_args(self.config, batch))`, which divides
-        by the count of the whole minibatch, or the loss depends on how it is cut.
+        by the count of the whole minibatch, or the loss depends on how it is cut. The log has the
+        sum of a part over the micro-batches. It must change nothing of its own: a run's log calls
+        it once more, in the main process.
         """
         ent_coef = self.coefficients.ent_coef_used
         balance = router_coef(self.agent.model, self.config.router_aux_loss_coef)
@@ -501,20 +511,22 @@ class RLHFTrainer:
         Returns all of its metrics.
         """
         metrics = self.measure(prompts, experience, update_log, seconds)
-        metrics |= self.measure_final_kl(prompts)
-        kl_reason = self.kl_stop.reason_to_stop(metrics)
-        iterations_seen: int | None = self.iteration + 1  # by the policy that stays
-        if kl_reason is not None and self.load_kept_policy(self.kl_stop):
-            iterations_seen = self.kl_stop.iteration  # the last policy within the limit
+        if self.iteration + 1 == self.ends_after:
+            metrics |= self.measure_final_kl(prompts)
+        kl_reason = self.stop_above_kl_limit(metrics)
         metrics |= self.advance(metrics)  # now: a moving reference follows the policy put back
-        if self.held_out is not None and self.held_out.is_due(self.iteration):
-            metrics |= self.evaluate_held_out(self.held_out, iterations_seen)
-        reasons = self.ask_callbacks(experience, metrics)
+        metrics |= self.evaluate_if_due(kl_reason)
+        reasons = self.ask_callbacks(experience, metrics)[:1]
+        if reasons and kl_reason is None and "final_kl_to_reference" not in metrics:
+            metrics |= self.measure_final_kl(prompts)  # a callback has made this the last one
+            kl_reason = self.stop_above_kl_limit(metrics)
+            if kl_reason is not None:
+                metrics |= self.evaluate_if_due(kl_reason)  # the policy is another one now
         if kl_reason is not None:
             reasons.append(kl_reason)
         self.stop_reason = None
         if reasons:
-            self.stop_reason = f"iteration {metrics['iteration']}: {reasons[0]}"
+            self.stop_reason = f"iteration {metrics['iteration']}: {'; '.join(reasons)}"
         call_hooks(self.callbacks, lambda c: c.on_iteration_end(self, experience, metrics))
         return metrics
 
@@ -537,7 +549,7 @@ class RLHFTrainer:
             self.agent, self.ref_model, self.optimizer, experience, self.config
         )
         metrics |= timing(seconds, metrics["tokens"])
-        require_new_names(metrics, update_log)
+        require_new_names([*metrics, *LATER_METRICS], update_log)
         return metrics | update_log
 
     def measure_final_kl(self, prompts: Prompts) -> Metrics:
@@ -547,7 +559,7 @@ class RLHFTrainer:
         policy before the update, so the last policy needs a rollout of its own: the iteration's
         prompts are answered again, from random numbers that training does not use.
         """
-        if self.iteration + 1 != self.ends_after or self.kl_stop.limit is None:
+        if self.kl_stop.limit is None:
             return {}
         numbers = generator(self.config.seed, EVALUATION_STREAM)
         with explain_nonfinite(self.agent, self.ref_model, self.iteration):
@@ -556,6 +568,16 @@ class RLHFTrainer:
         if kl is None:
             return {}
         return {"final_kl_to_reference": json_number(masked_sum(kl, rollout.mask, dim=-1).mean())}
+
+    def stop_above_kl_limit(self, metrics: Metrics) -> str | None:
+        """Put the last policy within max_kl_to_reference back, if the KL has exceeded it.
+
+        Returns the reason to stop; None: the run may go on.
+        """
+        reason = self.kl_stop.reason_to_stop(metrics)
+        if reason is not None:
+            self.load_kept_policy(self.kl_stop)
+        return reason
 
     def advance(self, metrics: Metrics) -> Metrics:
         """Count the iteration, and move on what changes between two: β, c₂, η and π_ref.
@@ -571,14 +593,18 @@ class RLHFTrainer:
     def ask_callbacks(self, experience: Experience, metrics: Metrics) -> list[str]:
         """Call `on_iteration` of all callbacks. Returns the reasons to stop they give.
 
-        A callback of any process can end the run: the reasons are those of all processes.
+        A callback of any process can end the run: the reasons are those of all processes. Raises
+        TypeError for a metric that one has added and the log cannot hold, such as a tensor.
         """
-        answers = run_and_gather(
-            lambda: [
-                callback.on_iteration(self, experience, metrics) for callback in self.callbacks
-            ]
-        )
-        return [reason for answer in answers for reason in answer if reason]
+
+        def ask_all() -> list[str | None]:
+            answers = []
+            for callback in self.callbacks:
+                answers.append(callback.on_iteration(self, experience, metrics))
+            check_added_metrics(metrics)
+            return answers
+
+        return [reason for answers in run_and_gather(ask_all) for reason in answers if reason]
 
     # ---------------------------------------------------------------- a run
 
@@ -593,6 +619,9 @@ class RLHFTrainer:
     ) -> list[Metrics]:
         """Iterate `step`. If the run ends early, `stop_reason` says why.
 
+        Nothing is written: `recipes.training.train_in` trains with log and checkpoints. An error or
+        Ctrl-C in the middle of an update leaves the policy half updated. With keep_best the last
+        policy stays in the trainer, until `load_best` puts the best one back.
         Raises ValueError where nothing is left to do, the learning rate's schedule has ended, the
         prompts run out, or eval_every is set without held_out; TypeError for callbacks that are
         none.
@@ -613,6 +642,11 @@ class RLHFTrainer:
                 raise ValueError(
                     f"eval_every is {config.eval_every}, but there is nothing to evaluate on: "
                     "pass held_out=, prompts that are not trained on"
+                )
+            if not is_indexable(held_out):
+                raise TypeError(
+                    "held_out= is answered at each evaluation, and a stream can be read once: "
+                    "pass a list"
                 )
             fitting = self.prompts_that_fit(held_out)
             read = frozenset(prompts_read(fitting))
@@ -685,6 +719,21 @@ class RLHFTrainer:
         reward = json_number(torch.cat(scores).mean())
         mean_kl = json_number(torch.cat(kls).mean()) if kls else None
         return {"held_out_reward": reward, "held_out_kl": mean_kl, **held_out_logged(rollouts)}
+
+    def evaluate_if_due(
+        self,
+        kl_reason: str | None,  # why the policy of `kl_stop` was put back; None: it was not
+    ) -> Metrics:
+        """Evaluate on the held-out prompts of `train`, if it is time.
+
+        Returns nothing where it is not.
+        """
+        if self.held_out is None or not self.held_out.is_due(self.iteration):
+            return {}
+        iterations_seen: int | None = self.iteration
+        if kl_reason is not None and self.kl_stop.weights is not None:
+            iterations_seen = self.kl_stop.iteration
+        return self.evaluate_held_out(self.held_out, iterations_seen)
 
     def evaluate_held_out(
         self,
@@ -835,8 +884,9 @@ class RLHFTrainer:
     def parts(self) -> dict[str, Stateful]:
         """Return the parts that a checkpoint holds, by name.
 
-        The sampler and the callbacks are among them, if they are `Stateful`. A new part is an
-        entry here. Raises ValueError for two callbacks of one name.
+        The sampler and the callbacks are among them, if they are `Stateful`. To add a part,
+        override this: `return super().parts() | {"mine": self.mine}`. Raises ValueError for two
+        callbacks of one name.
         """
         parts: dict[str, Stateful] = {
             "learner": LearnerState(self.agent, self.optimizer),
@@ -856,14 +906,13 @@ class RLHFTrainer:
     def state_dict(self) -> State:
         """All that the next iteration depends on, between two iterations; not copied.
 
-        Under FSDP it is put together by all processes: each has to call it. Raises TypeError for
-        the state of a callback that a checkpoint cannot hold.
+        Under FSDP it is put together by all processes: each has to call it. Raises TypeError or
+        ValueError for the state of a part that a checkpoint cannot hold.
         """
         parts = {}
         for name, part in self.parts().items():
             parts[name] = part.state_dict()
-            if isinstance(part, Callback):
-                flatten({name: parts[name]})  # says now what could not be written later
+            flatten({name: parts[name]})  # says now what could not be written later
         return {
             "iteration": self.iteration,
             "stop_reason": self.stop_reason,

@@ -133,6 +133,42 @@ def test_an_error_in_one_process_ends_all_and_is_named(error):
     )
 
 
+def nested(make_other):
+    "Process 0 fails two levels deep. Returns what each process raises."
+
+    def fail():
+        if rank() == 0:
+            raise OSError("the judge is down")
+
+    def middle():
+        try:
+            run_and_gather(fail)
+        except OSError as error:
+            raise make_other(error) from None
+
+    try:
+        run_and_gather(lambda: run_and_gather(middle))
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    "make_other, says",
+    [
+        (lambda error: error, "OSError: the judge is down"),
+        (lambda error: ValueError("no scores"), "ValueError: no scores"),
+    ],
+    ids=["as it is", "as another error"],
+)
+def test_an_error_inside_nested_work_keeps_its_name(make_other, says):
+    first, second = in_processes(2, nested, make_other)
+    assert first == says
+    assert second == (
+        "PeerFailed: process 0 of 2 failed, which ends this one too: OSError: the judge is down"
+    )
+
+
 def left_alone(leave, patience=None):
     "Process 1 leaves without a word, or sleeps; process 0 is told, after so many seconds at the latest, and tells."
     if patience:

@@ -107,6 +107,25 @@ def test_what_a_callback_adds_to_the_metrics_is_logged():
     assert all(1 <= m["longest"] <= 6 for m in history)
 
 
+@pytest.mark.parametrize("value", [torch.tensor(1.0), np.float32(2.0)], ids=["torch", "numpy"])
+def test_a_metric_that_the_log_cannot_hold_is_named(value):
+    class Adds(Callback):
+        def on_iteration(self, trainer, experience, metrics):
+            metrics["longest"] = value
+
+    with pytest.raises(TypeError, match=r"the metric 'longest', .* numbers of Python, as .item"):
+        trainer(callbacks=[Adds()]).train(PROMPTS, reward, steps=2, progress=False)
+
+
+def test_what_on_optimize_adds_replaces_no_metric():
+    class Adds(Callback):
+        def on_optimize(self, trainer, update):
+            update["entropy"] = 0.0
+
+    with pytest.raises(ValueError, match="on_optimize of a callback, logs .* 'entropy'"):
+        trainer(callbacks=[Adds()]).train(PROMPTS, reward, steps=1, progress=False)
+
+
 class Clock:
     "Seconds that pass only when somebody says so."
 
@@ -221,11 +240,21 @@ def test_a_function_that_returns_nothing_true_lets_the_run_go_on(answer):
     assert t.stop_reason is None
 
 
-def test_of_several_reasons_the_first_is_named():
-    first = StopWhen(lambda metrics: True)
-    t = trainer(max_kl_to_reference=1e-9, callbacks=[first])
-    t.train(PROMPTS, reward, progress=False, callback=lambda m: False)
+def test_of_several_callbacks_the_first_reason_is_named():
+    class Late(Callback):
+        def on_iteration(self, trainer, experience, metrics):
+            return "too late"
+
+    t = trainer(callbacks=[StopWhen(lambda metrics: True), Late()])
+    t.train(PROMPTS, reward, progress=False)
     assert t.stop_reason == "iteration 0: the callback asked for it"
+
+
+def test_beside_the_reason_of_a_callback_stands_that_a_policy_was_put_back():
+    t = trainer(max_kl_to_reference=1e-9, callbacks=[StopWhen(lambda metrics: True)])
+    t.train(PROMPTS, reward, progress=False)
+    assert t.stop_reason.startswith("iteration 0: the callback asked for it; final_kl_to_reference")
+    assert t.stop_reason.endswith("the policy after 0 iterations is put back")
 
 
 def test_at_on_end_the_trainer_knows_that_the_run_ends():
@@ -384,6 +413,8 @@ def test_evaluating_changes_no_bit_of_the_training():
         state = plain.generators.own[name].get_state()
         assert watched.generators.own[name].get_state().equal(state)
     evaluated = [{k: m.pop(k) for k in list(m) if k.startswith("held_out")} for m in two]
+    overlaps = [(m.pop("prompts_held_out"), n.pop("prompts_held_out")) for m, n in zip(one, two)]
+    assert overlaps == [(None, 0.0)] * 5  # no prompt is held out as well
     assert no_clock(one) == no_clock(two)
     assert [sorted(e) for e in evaluated] == [[], ["held_out_kl", "held_out_reward"]] * 2 + [[]]
     assert plain.best_weights is None
@@ -453,6 +484,47 @@ def test_wrong_held_out_prompts_are_refused_before_any_work(held_out, says, unch
     with unchecked(), pytest.raises(ValueError, match=says):
         trainer(eval_every=2).train(PROMPTS, judge, progress=False, held_out=held_out)
     assert not asked
+
+
+def test_a_stream_of_held_out_prompts_is_refused_before_any_work(unchecked):
+    t = trainer(eval_every=2)
+    with unchecked(), pytest.raises(TypeError, match="a stream can be read once: pass a list"):
+        t.train(PROMPTS, reward, progress=False, held_out=iter(HELD_OUT))
+    assert t.iteration == 0
+
+
+def evaluate_in_a_callback(fails):
+    "A callback evaluates in two processes; the reward of process 0 may fail. Returns what is seen."
+    scores = []
+
+    def judge(texts):
+        if fails and rank() == 0:
+            raise OSError("the judge is down")
+        return two_processes.reward(texts)
+
+    class Evaluates(Callback):
+        def on_iteration(self, trainer, experience, metrics):
+            log = trainer.evaluate(two_processes.PROMPTS, judge)
+            scores.append(log["held_out_reward"])
+
+    t = two_processes.trainer_of(batch_size=4)
+    t.callbacks = [Evaluates()]
+    try:
+        t.train(two_processes.PROMPTS, two_processes.reward, steps=2, progress=False)
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+    return scores
+
+
+def test_a_callback_evaluates_in_several_processes():
+    first, second = in_processes(2, evaluate_in_a_callback, False)
+    assert len(first) == 2 and first == second
+
+
+def test_a_reward_that_fails_in_a_callback_is_named_in_its_own_process():
+    first, second = in_processes(2, evaluate_in_a_callback, True)
+    assert first.startswith("RewardError") and "the judge is down" in first
+    assert second.startswith("PeerFailed: process 0 of 2") and "the judge is down" in second
 
 
 # ── rewards that are asked again ──

@@ -149,7 +149,7 @@ def test_the_policy_with_more_to_read_is_a_teacher_without_gradient():
         )
         rollout = trainer.score(trainer.rollout([PROMPTS[0]] * 12), no_reward)
         batch = trainer.advantages(rollout)
-        loss, parts = trainer.loss(trainer.evaluate_policy(batch), batch)
+        loss, parts = trainer.loss(trainer.evaluate_tokens(batch), batch)
         assert parts["teacher_kl"] == loss.detach() > 0
         weights = list(trainer.agent.model.parameters())
         gradients.append(torch.autograd.grad(loss, weights, allow_unused=True))

@@ -369,6 +369,41 @@ def test_the_policy_that_the_last_iteration_leaves_is_within_the_limit_too():
     assert equal_weights(t.agent.model.state_dict(), policies[first - 2])
 
 
+def test_the_policy_of_a_run_that_a_callback_ends_is_within_the_limit_too():
+    history, _, _, policies, first = limited_run()
+    limit = history[2]["kl_to_reference"]
+    t = small_trainer.trainer(max_kl_to_reference=limit, eval_every=1, keep_best=True)
+    log = t.train(
+        small_trainer.PROMPTS,
+        reward,
+        steps=6,
+        callback=lambda m: (
+            m["iteration"] == first - 1
+        ),  # just before the limit is seen to be broken
+        held_out=HELD_OUT,
+        progress=False,
+    )
+    assert len(log) == first
+    assert ["final_kl_to_reference" in metrics for metrics in log] == [False] * (first - 1) + [True]
+    assert log[-1]["final_kl_to_reference"] > limit
+    assert equal_weights(t.agent.model.state_dict(), policies[first - 2])
+    # the policy put back is that of the evaluation before, and the log has its numbers
+    assert log[-1]["held_out_reward"] == log[-2]["held_out_reward"]
+    assert log[-1]["held_out_kl"] == log[-2]["held_out_kl"]
+
+
+def test_a_callback_that_ends_a_run_within_the_limit_leaves_the_policy():
+    free = small_trainer.trainer()
+    free.train(small_trainer.PROMPTS, reward, steps=2, progress=False)
+    t = small_trainer.trainer(max_kl_to_reference=1e9)
+    log = t.train(
+        small_trainer.PROMPTS, reward, callback=lambda m: m["iteration"] == 1, progress=False
+    )
+    assert log[-1]["final_kl_to_reference"] < 1e9
+    assert t.stop_reason == "iteration 1: the callback asked for it"
+    assert equal_weights(t.agent.model.state_dict(), free.agent.model.state_dict())
+
+
 def test_the_final_kl_is_that_of_the_policy_that_stays():
     class Watched(RLHFTrainer):
         def annotate(self, rollout):

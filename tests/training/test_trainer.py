@@ -910,6 +910,29 @@ def test_a_part_of_the_loss_replaces_no_metric(name):
         t.step(["a b"] * 8, words_a)
 
 
+OF_A_STEP = ["grad_norm", "policy_gradient_scale", "max_ratio_deviation_first", "stale_gradient"]
+OF_AN_UPDATE = ["updates", "coverage_error", "kl_to_old_exact", "update_ratio"]
+OF_LATER = ["held_out_reward", "final_kl_to_reference", "ent_coef", "reference_moved"]
+
+
+@pytest.mark.parametrize("name", [*OF_A_STEP, *OF_AN_UPDATE, *OF_LATER])
+def test_a_part_of_the_loss_hides_no_metric_that_comes_later(name):
+    "Neither in the step that logs it, nor in the first iteration of a run that logs it later."
+
+    class Named(RLHFTrainer):
+        def loss(self, new, batch):
+            loss, parts = super().loss(new, batch)
+            return loss, parts | {name: torch.tensor(99.0)}
+
+    t = world_trainer(Named)
+    before = [p.clone() for p in t.agent.parameters()]
+    with pytest.raises(ValueError, match=f"'{name}', which is a metric"):
+        t.step(["a b"] * 8, words_a)
+    if name in OF_A_STEP:  # refused before the optimizer steps
+        after = list(t.agent.parameters())
+        assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+
+
 def test_a_part_of_the_loss_is_one_number():
     class Vector(RLHFTrainer):
         def loss(self, new, batch):

@@ -278,6 +278,60 @@ def test_a_callback_whose_state_a_file_cannot_hold_is_named_in_the_first_iterati
         own.state_dict()
 
 
+class OwnPart:
+    "A part with the state that it is given."
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def check_state_dict(self, state):
+        if set(state) != set(self.state):
+            raise ValueError("another part's state")
+
+    def load_state_dict(self, state):
+        self.state = dict(state)
+
+
+def with_part(state):
+    class Larger(RLHFTrainer):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.own_part = OwnPart(state)
+
+        def parts(self):
+            return super().parts() | {"own_part": self.own_part}
+
+    return small_trainer.trainer(Larger)
+
+
+def test_a_part_that_a_trainer_adds_is_saved_and_loaded(tmp_path):
+    saved = through_files(tmp_path, with_part({"mean.x": torch.ones(2), "n": 3}).state_dict())
+    new = with_part({"mean.x": torch.zeros(2), "n": 0})
+    new.load_state_dict(saved)
+    assert new.own_part.state["mean.x"].tolist() == [1.0, 1.0]
+    assert new.own_part.state["n"] == 3
+
+
+@pytest.mark.parametrize(
+    "state, error, says",
+    [
+        ({"seen": {1, 2}}, TypeError, "'own_part/seen' is .* a checkpoint cannot hold"),
+        (
+            {"a/b": torch.ones(1), "a": {"b": torch.ones(1)}},
+            ValueError,
+            "two tensors 'own_part/a/b'",
+        ),
+    ],
+    ids=["set", "two names"],
+)
+def test_a_part_whose_state_a_file_cannot_hold_is_named_at_once(state, error, says):
+    with pytest.raises(error, match=says):
+        with_part(state).state_dict()
+
+
 @pytest.mark.parametrize("lacks", ["state_dict", "check_state_dict", "load_state_dict"])
 def test_a_sampler_that_would_not_be_saved_is_refused_when_it_is_given(lacks):
     names = {"state_dict", "check_state_dict", "load_state_dict"} - {lacks}

@@ -61,7 +61,7 @@ def test_the_critic_finds_the_exact_values_and_the_policy_stays():
     assert log[-1]["explained_variance"] > 0.5
     assert all(torch.equal(x, trainer.agent.model.state_dict()[k]) for k, x in policy.items())
     assert trainer.optimizer.state_dict() == optimizer
-    assert trainer.iteration == 0 and trainer.prompts.seen == 0
+    assert trainer.iteration == 0 and trainer.prompt_order.seen == 0
     assert all(p.grad is None for p in trainer.agent.parameters())
 
 
