@@ -29,7 +29,6 @@ from instruct_goose.compat.library_losses import (
     LossInputs,
     SOURCES,
     TERMS,
-    token_ratio,
 )
 from ..lesson import running_example
 from ..objective.policy_loss import policy_loss

@@ -6,7 +6,7 @@
 __all__ = ['ACTIONS', 'FROZEN', 'Numbers', 'REFERENCE', 'REWARDS', 'ANSWERS', 'PROBES', 'PROBES_OF_A_RUN', 'ALL_PROBES', 'HEADER',
            'OWN_SETTINGS', 'EXCLUDED', 'BROKEN', 'tiny_world', 'policy_at', 'values_at', 'Missing', 'trained', 'Number',
            'value_head', 'advantage_sign', 'credit', 'eos', 'end_chances', 'optimum', 'near_optimum', 'kl', 'rows',
-           'temperature', 'two_token_optimum', 'sequence_kl', 'ProbeResult', 'run_probe', 'why_not', 'in_own_settings',
+           'temperature', 'two_token_optimum', 'two_token_kl', 'ProbeResult', 'run_probe', 'why_not', 'in_own_settings',
            'run_probes', 'ignoring', 'with_annotations', 'with_experience', 'NeverStops', 'EndNotInTheMask',
            'PaddingIsText', 'PaidFirst', 'log_ratio_to_reference', 'ColdReference', 'ScoresOfTheRowAbove', 'ColdLoss',
            'one_target']
@@ -479,7 +479,7 @@ def two_token_optimum(beta: int | float = 1.0) -> dict[tuple[str, ...], float]:
     return {response: weight / total for response, weight in weights.items()}
 
 
-def sequence_kl(make_trainer: Callable, seed: int = 0) -> Numbers:
+def two_token_kl(make_trainer: Callable, seed: int = 0) -> Numbers:
     "π = π* ∝ π_ref·e^(r/β) over responses of at most two tokens, for β = 1."
 
     def reward(texts: list[str]) -> list[float]:
@@ -521,8 +521,8 @@ def sequence_kl(make_trainer: Callable, seed: int = 0) -> Numbers:
 
 # What a run's ladder has beside PROBES, and where to look if it fails.
 PROBES_OF_A_RUN: dict[str, tuple[Callable[..., Numbers], str]] = {
-    "sequence_kl": (
-        sequence_kl,
+    "two_token_kl": (
+        two_token_kl,
         "the KL of each token, and their sum: nbs/learn/06_kl.ipynb",
     ),
 }
@@ -611,7 +611,7 @@ EXCLUDED = {  # what is right where a probe passes
     "kl": "the KL's sign, place and reference",
     "rows": "padding, position ids and the order of the rows",
     "temperature": "the temperature in all log-probabilities",
-    "sequence_kl": "the KL's sum over tokens",
+    "two_token_kl": "the KL's sum over tokens",
 }
 
 
@@ -624,13 +624,13 @@ def why_not(name: str, own: Mapping[str, Any]) -> str | None:  # None: it applie
     if name in ("kl", "temperature") and own["kl_placement"] == "loss" and is_scaled:
         return "the KL is in the loss, and advantages are divided by their spread: another optimum"
     has_bonus = own["ent_coef"] > 0 or own.get("entropy_target") is not None
-    if name in ("kl", "temperature", "sequence_kl") and has_bonus:
+    if name in ("kl", "temperature", "two_token_kl") and has_bonus:
         return "an entropy bonus moves the optimum"
-    if name == "sequence_kl" and own["kl_placement"] == "loss":
+    if name == "two_token_kl" and own["kl_placement"] == "loss":
         return "a KL in the loss of several tokens has another optimum"
     is_per_token = own["advantage"] in ("gae", "return")
     is_uneven = own["aggregation"] in ("sequence_mean", "group_token_mean")
-    if name == "sequence_kl" and is_per_token and is_uneven:
+    if name == "two_token_kl" and is_per_token and is_uneven:
         return f"aggregation is {own['aggregation']!r}: tokens of short responses count more"
     return None
 
