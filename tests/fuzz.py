@@ -403,6 +403,7 @@ FILLED = {
     "column": "text",
     "made_up": "a text",
     "judge": "owner/classifier",
+    "loss": "loss.py:mine",
 }
 NEEDED = {
     k: {f.name: FILLED[f.name] for f in fields(k) if f.default is f.default_factory is MISSING}

@@ -1,11 +1,12 @@
 """The table of libraries' losses: each formula against loops in plain Python, and our own rows against our presets."""
 
+import importlib
 import math
+import sys
 
 import pytest
 import torch
 
-from instruct_goose.compat import losses  # noqa: F401  (registers opo and max_rl)
 from instruct_goose.compat.library_losses import (
     AVERAGES,
     KL_TERMS,
@@ -14,15 +15,31 @@ from instruct_goose.compat.library_losses import (
     TERMS,
     LossInputs,
 )
-from instruct_goose.objective.group import PRESETS
-from instruct_goose.objective.masks import aggregate
-from instruct_goose.objective.policy_loss import policy_loss
+from instruct_goose.objective.advantages import ADVANTAGES
+from instruct_goose.objective.group import PRESET_SOURCES, PRESETS
+from instruct_goose.objective.kl import ESTIMATORS
+from instruct_goose.objective.masks import AGGREGATES, aggregate
+from instruct_goose.objective.policy_loss import SURROGATES, policy_loss
+
+TABLES = (SURROGATES, ADVANTAGES, AGGREGATES, ESTIMATORS, PRESETS, PRESET_SOURCES)
 
 NEW = [[-0.4, -1.1, -2.0, -0.3], [-1.5, -0.2, -0.9, -0.7], [-0.6, -0.6, -0.6, -0.6]]
 OLD = [[-0.9, -1.0, -0.5, -0.4], [-0.2, -0.3, -1.9, -0.1], [-2.0, -0.7, -0.5, -0.6]]
 GOOD = [[0.8, 0.8, 0.8, 0.8], [-1.3, -1.3, -1.3, -1.3], [-0.5, 0.4, 0.2, 0.1]]
 REF = [[-0.5, -1.6, -1.0, -0.2], [-1.0, -0.4, -0.4, -0.9], [-0.3, -0.8, -1.1, -0.6]]
 LENGTHS = [3, 2, 4]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plugin():
+    "The plug-in of more losses, which registers opo and max_rl, in the tables of this file alone."
+    before = [dict(table) for table in TABLES]
+    sys.modules.pop("instruct_goose.compat.losses", None)
+    yield importlib.import_module("instruct_goose.compat.losses")
+    del sys.modules["instruct_goose.compat.losses"]
+    for table, old in zip(TABLES, before, strict=True):
+        table.clear()
+        table.update(old)
 
 
 def t(rows):

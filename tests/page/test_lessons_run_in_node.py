@@ -32,7 +32,8 @@ def in_node(tmp_path_factory):
 
     place = tmp_path_factory.mktemp("node")
     package = tarfile.open(fileobj=BytesIO(exercises.pyodide(BUILD)))
-    package.extractall(place, filter="data")
+    package.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
+    package.extractall(place)
     (place / "files.json").write_bytes(gzip.decompress(page_build.packed_files()))
     node = Path(ROOT_DIR) / ("node.exe" if sys.platform == "win32" else "bin/node")
 

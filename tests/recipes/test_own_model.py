@@ -413,7 +413,11 @@ def test_gradient_checkpointing_reaches_the_trainer(here, asked):
         gradient_checkpointing=asked,
     )
     model = AutoModelForCausalLM.from_pretrained("llama")
-    inputs = SimpleNamespace(make_trainer=RLHFTrainer, tokenizer=own_run.own_tokenizer("llama"))
+    inputs = SimpleNamespace(
+        make_trainer=RLHFTrainer,
+        tokenizer=own_run.own_tokenizer("llama"),
+        make_environment=None,
+    )
     trainer = own_run.trainer_of(config, model, inputs)
     assert bool(recomputed_layers(trainer.agent.model)) == asked
 

@@ -248,3 +248,20 @@ def test_no_module_is_left_without_its_notebook():
 def test_git_does_not_ignore_the_package():
     done = subprocess.run(["git", "check-ignore", "instruct_goose"], cwd=root, capture_output=True)
     assert done.returncode != 0
+
+
+def test_no_test_file_registers_more_losses_when_it_is_collected():
+    """A plug-in that is imported at the top stands in the tables of every test after it.
+
+    A fixture imports it, and takes its entries out again (tests/compat/test_losses.py).
+    """
+    early = []
+    for path in (root / "tests").rglob("*.py"):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
+            early += [path.name for name in names if name == "instruct_goose.compat.losses"]
+    assert not early

@@ -44,7 +44,16 @@ def test_settings_that_a_command_lacks_count_as_unset():
         seed = 3  # no optional one
 
     assert optional_settings(Few()) == OptionalSettings(track="wandb", reward=("mine.py:score",))
-    assert optional_settings(object()) == OptionalSettings(None, (), None, (), None, None, None)
+    assert optional_settings(object())._asdict() == {
+        "model": None,
+        "reward": (),
+        "trainer": None,
+        "environment": None,
+        "plugin": (),
+        "threads": None,
+        "track": None,
+        "to_go_on": None,
+    }
 
 
 def test_new_run_dirs_differ_when_several_processes_ask_at_once(tmp_path):
