@@ -121,14 +121,11 @@ class PeerFailed(RuntimeError):
     "Raised in a process because another one has failed."
 
 # %% ../../nbs/guides/several_processes.ipynb #334ee165
-_told: list[BaseException] = []  # errors of this process that the others know of
-
-
 def _is_told(error: BaseException) -> bool:
     "Do the other processes know of this error, or of the one that it was made from?"
     cause: BaseException | None = error
     while cause is not None:
-        if any(cause is told for told in _told):
+        if "is_told" in vars(cause):  # the mark of `run_and_gather`
             return True
         cause = cause.__cause__ or cause.__context__
     return False
@@ -158,7 +155,7 @@ def run_and_gather(work: Callable[[], T]) -> list[T]:
     reason = None if error is None else f"{type(error).__name__}: {error}"
     gathered = all_gather_object((result, reason))
     if error is not None:
-        _told.append(error)
+        vars(error)["is_told"] = True  # on the error itself: nothing else keeps it alive
         raise error
     for peer, (_, its_reason) in enumerate(gathered):
         if its_reason is not None:

@@ -81,7 +81,8 @@ class DistillationTrainer(RLHFTrainer):
         self.teacher = None if teacher is None else load_policy(teacher)
         if self.teacher is not None:
             nn.Module.to(self.teacher, self.device)
-            ours, theirs = (vocabulary_size(m) for m in (self.agent.model, self.teacher))
+            ours = vocabulary_size(self.agent.model)
+            theirs = vocabulary_size(self.teacher)
             if ours != theirs:
                 raise ValueError(
                     f"the teacher has {theirs} tokens and the student {ours}: their logits are "
