@@ -22,7 +22,7 @@ from ..models.tokens import pad, unpad
 from ..objective.kl import exact_kl
 from ..objective.masks import aggregate
 from ..rollouts.rollout import Rollout
-from .experience import Experience
+from .experience import Experience, model_inputs
 from .trainer import RLHFTrainer
 from .update import aggregation_args
 
@@ -107,20 +107,16 @@ class DistillationTrainer(RLHFTrainer):
                 query_ids,
                 query_mask,
                 batch.response_ids,
-                batch.mask,
+                batch.attention_mask,
                 self.config.temperature,
             )
 
     def loss(self, new: Evaluation, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
-        "The mean divergence from the teacher, averaged over tokens as the settings say."
-        logits = response_logits(
-            self.agent.model,
-            batch.query_ids,
-            batch.query_mask,
-            batch.response_ids,
-            batch.mask,
-            self.config.temperature,
-        )
+        """Compute the mean divergence from the teacher, averaged as the settings say.
+
+        Over the tokens that the student wrote; what an environment wrote is read, and not learnt.
+        """
+        logits = response_logits(self.agent.model, *model_inputs(batch), self.config.temperature)
         divergence = token_divergence(
             logits, self.teacher_logits(batch), batch.mask, self.direction
         )

@@ -296,8 +296,9 @@ def _norm_of_last_gradient(agent: Agent) -> Tensor:
 def clip_gradients(agent: Agent, max_norm: float) -> dict[str, Tensor]:
     """Scale the gradients of policy and values down to `max_norm`, each for itself.
 
-    Returns `grad_norm` and `value_grad_norm`, the norms before. Raises FloatingPointError for
-    one that is not finite.
+    A transformer that both share belongs to the policy, with what the value loss adds to its
+    gradient. Returns `grad_norm` and `value_grad_norm`, the norms before, of the whole minibatch.
+    Raises FloatingPointError for one that is not finite.
     """
     parameters = {
         "grad_norm": agent.policy_parameters(),
