@@ -104,14 +104,14 @@ class Clock:
     """
 
     def __init__(self):
-        self.wall_start = time.perf_counter()
-        self.cpu_start = time.process_time()
+        self.wall = time.perf_counter()
+        self.cpu = time.process_time()
 
     def read(self) -> dict[str, float]:
         "Return `wall_seconds` and `cpu_seconds` so far, to a hundredth."
         return {
-            "wall_seconds": round(time.perf_counter() - self.wall_start, 2),
-            "cpu_seconds": round(time.process_time() - self.cpu_start, 2),
+            "wall_seconds": round(time.perf_counter() - self.wall, 2),
+            "cpu_seconds": round(time.process_time() - self.cpu, 2),
         }
 
 # %% ../../nbs/guides/resume.ipynb #5c6914d4
@@ -138,7 +138,7 @@ class CheckpointManager:
         self.every = every
         self.keep = keep
         self.clock = Clock()
-        self.earlier_seconds: dict[str, float] = {}  # of the runs that this one continues
+        self.earlier: dict[str, float] = {}  # seconds of the runs that this one continues
         self.resumed_from: int | str | None = None  # iteration, or stage
         self.latest = RunState({}, None)  # the newest whole state, in memory
         self.on_disk = self.latest  # the one that was saved last
@@ -162,16 +162,15 @@ class CheckpointManager:
         checkpoint is not counted.
         """
         return {
-            name: round(seconds + self.earlier_seconds.get(name, 0), 2)
+            name: round(seconds + self.earlier.get(name, 0), 2)
             for name, seconds in self.clock.read().items()
         }
 
     # ---------------------------------------------------------------- it writes
 
     def leave(self) -> None:
-        "In a forked child: drop handlers and locks, since only the parent writes the run."
+        "In a forked child: write nothing, since the run is the parent's."
         self.is_in_child = True
-        self.signals.__exit__()
 
     def copy_state(self, stage: str, done: int, total: int, state: State) -> None:
         """Copy a stage's state to memory, on the CPU, as the newest of the run.
@@ -246,7 +245,7 @@ class CheckpointManager:
         place = Place(*record["place"])
         self.latest = RunState(unflatten(tensors, record["stages"]), place)
         self.on_disk = self.latest
-        self.earlier_seconds = record["seconds"]
+        self.earlier = record["seconds"]
         self.resumed_from = place.done if place.stage == RL_STAGE else place.stage
         return Path(path)
 
@@ -520,8 +519,9 @@ def _leave_runs() -> None:
     """In a forked child: drop the run's handlers, locks and managers; only the parent writes.
 
     A reward's pool or its worker may be terminated, may fail, may outlive the parent: it writes
-    no checkpoint, removes nothing, holds no lock, and dies of a signal as any process does, also
-    of one that comes before the fork has returned.
+    no checkpoint, removes nothing, holds no lock, and dies of a signal at once, also of one that
+    comes before the fork has returned. Ctrl-C raises no KeyboardInterrupt in it, since Python
+    would print and forget one that is raised while it forks.
     """
     for number in _watched_signals():
         signal.signal(number, signal.SIG_DFL)
