@@ -67,7 +67,8 @@ def td_errors(
     same_shape(rewards=rewards, values=values, mask=mask)
     _between_0_and_1(gamma=gamma)
     last_index(mask)
-    rewards, values = wide(rewards.detach()), wide(values.detach())
+    rewards = wide(rewards.detach())
+    values = wide(values.detach())
     next_value = 0.0
     errors = []
     for t in reversed(range(mask.shape[1])):

@@ -316,7 +316,7 @@ def demo_columns(config: TrainConfig) -> dict[str, str | None]:
             return {ours: theirs for ours, theirs in named.items() if theirs in row}
     return {}
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #68c898e7
 def own_trainer(place: str | None) -> Callable[..., RLHFTrainer]:
     "RLHFTrainer, or a subclass of the user's. Raises as `named_object`, and TypeError for another."
     if place is None:
@@ -395,7 +395,7 @@ def show_results(summary: dict, n_shown: int, out: Path) -> None:
         f"samples: {shown_path(out)}"
     )
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #640e2f72
 def learnt_ends(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,

@@ -516,19 +516,9 @@ def in_run_directory(
         manager,
     ):
         path = out / "config.json"
-        digests = input_digests(config)
-        then = read_json(path, "the configuration of the run") if path.exists() else {}
-        print_changed_files(dict(then.get("files") or {}), digests)
-        files = {"files": digests, "file_history": file_history(then, digests, manager)}
-        settings: dict[str, Any] = dict(files)
-        if isinstance(config, RLHFConfig):
-            settings |= {"algorithm": config.algorithm}
-        settings |= asdict(config) | more_settings
+        settings = _settings_for_the_file(config, more_settings, path, manager)
         if is_main_process():
-            if not then:
-                write_json(path, settings)
-            elif then != then | files:
-                write_json(path, then | files)
+            _write_settings(path, settings)
             print(f"The run goes to {shown_path(out)}. Seed {config.seed}.")
         summary = work(out, manager)
         if is_main_process():
@@ -537,6 +527,35 @@ def in_run_directory(
     if is_main_process():
         print_worst_finding(out, settings_of(config) | more_settings)
     return on_main_process(lambda: summary)
+
+# %% ../../nbs/reference/runs/directory.ipynb #8b13fd60
+def _settings_for_the_file(
+    config: DirectoryConfig,
+    more_settings: Mapping[str, Any],
+    path: Path,  # config.json, as the run left it; it need not be there
+    manager: CheckpointManager,
+) -> dict[str, Any]:
+    "Put together what config.json says of this run. Prints which files have changed since."
+    digests = input_digests(config)
+    then = read_json(path, "the configuration of the run") if path.exists() else {}
+    print_changed_files(dict(then.get("files") or {}), digests)
+    settings: dict[str, Any] = {
+        "files": digests,
+        "file_history": file_history(then, digests, manager),
+    }
+    if isinstance(config, RLHFConfig):
+        settings |= {"algorithm": config.algorithm}
+    return settings | asdict(config) | dict(more_settings)
+
+
+def _write_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    "Write config.json. In one that is there only the record of the files is renewed for now."
+    then = read_json(path, "the configuration of the run") if path.exists() else {}
+    files = {"files": settings["files"], "file_history": settings["file_history"]}
+    if not then:
+        write_json(path, settings)
+    elif then != then | files:
+        write_json(path, then | files)
 
 # %% ../../nbs/reference/runs/directory.ipynb #079c1e35
 def check_directory(config: DirectoryConfig, identity: Mapping[str, Any]) -> None:
