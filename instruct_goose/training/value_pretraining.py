@@ -17,13 +17,13 @@ from ..core.processes import require_one_process
 from ..core.random import generator, SHUFFLING_STREAM
 from ..models.agent import Agent
 from ..objective.advantages import discounted_returns
-from ..objective.masks import masked_mean
+from ..objective.masks import masked_mean, masked_sum
 from ..objective.value_loss import explained_variance
 from ..rollouts.prompts import PromptOrder
 from ..rollouts.rewards import Rewards
 from .experience import Experience, model_inputs
 from .trainer import RLHFTrainer
-from .update import minibatches
+from .update import micro_batches, minibatches
 
 # %% ../../nbs/reference/training/value_pretraining.ipynb #d229ed56
 def critic_parameters(agent: Agent) -> list[nn.Parameter]:
@@ -39,18 +39,22 @@ def value_step(
     batch: Experience,  # with returns in the place of R̂ₜ
     parameters: Sequence[nn.Parameter],
     optimizer: torch.optim.Optimizer,
-    config: RLHFConfig,  # max_grad_norm, autocast
+    config: RLHFConfig,  # max_grad_norm, autocast, micro_batch_size, micro_batch_tokens
 ) -> None:
-    """Make one step on ½(V − G)², averaged over the policy's tokens.
+    """Make one step on ½(V − G)², averaged over the policy's tokens, micro-batch by micro-batch.
 
     The critic reads what an environment wrote as well. The policy gets no gradient.
     """
-    returns = batch.returns
-    assert returns is not None  # pretrain_values has put them there
-    with precision(config, batch.mask.device):
-        values = agent.values(*model_inputs(batch))
-    loss = masked_mean((values - returns) ** 2 / 2, batch.mask)
-    gradients = torch.autograd.grad(loss, parameters)
+    tokens = batch.mask.sum()
+    gradients = [torch.zeros_like(parameter) for parameter in parameters]
+    for micro in micro_batches(batch, config):
+        returns = micro.returns
+        assert returns is not None  # pretrain_values has put them there
+        with precision(config, micro.mask.device):
+            values = agent.values(*model_inputs(micro))
+        loss = masked_sum((values - returns) ** 2 / 2, micro.mask) / tokens
+        for total, part in zip(gradients, torch.autograd.grad(loss, parameters), strict=True):
+            total += part
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)

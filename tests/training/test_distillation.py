@@ -220,3 +220,31 @@ def test_both_models_read_what_an_environment_wrote(direction):
                 divergences.append(kl_by_hand(*(pair if direction == "reverse" else pair[::-1])))
     loss, _ = trainer.loss(trainer.evaluate_tokens(experience), experience)
     assert math.isclose(loss.item(), sum(divergences) / len(divergences), rel_tol=1e-5)
+
+
+def test_a_run_goes_on_with_its_own_teacher_alone():
+    "A teacher with one weight that differs is another one; the student has not changed then."
+
+    def made(teacher):
+        settings = RLHFConfig(**SETTINGS)
+        return DistillationTrainer(
+            tiny_policy("absolute"), teacher, settings, tokenizer=WORLD.tokenizer
+        )
+
+    teacher = tiny_policy("absolute", seed=1)
+    run = made(teacher)
+    run.train(list(PROMPTS), no_reward, steps=1, progress=False)
+    state = run.state_dict()
+    same = made(copy.deepcopy(teacher))
+    same.load_state_dict(state)
+    assert same.iteration == 1
+
+    other_teacher = copy.deepcopy(teacher)
+    with torch.no_grad():
+        next(other_teacher.parameters()).view(-1)[0] += 1e-3
+    other = made(other_teacher)
+    before = copy.deepcopy(other.agent.state_dict())
+    with pytest.raises(ValueError, match="the teacher is not the one of this checkpoint"):
+        other.load_state_dict(state)
+    assert other.iteration == 0
+    assert all(torch.equal(x, other.agent.state_dict()[name]) for name, x in before.items())

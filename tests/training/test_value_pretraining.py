@@ -172,3 +172,25 @@ def test_prompts_without_room_for_a_response_are_dropped_as_in_training():
     with pytest.warns(UserWarning, match="prompt"):
         pretrain_values(trainer, ["a " * 12, "b"], reward, iterations=2)
     assert set(asked) == {"b"}
+
+
+def test_the_critic_reads_a_micro_batch_at_once_and_learns_the_same():
+    "The rows of each pass with a gradient are counted; weights and log are those of one pass."
+    logs, heads, most_rows = [], [], []
+    for size in (None, 5):
+        trainer = make_trainer(value_model=None, micro_batch_size=size)
+        rows = []
+
+        def counted(query_ids, *rest, rows=rows, values=trainer.agent.values):
+            if torch.is_grad_enabled():
+                rows.append(len(query_ids))
+            return values(query_ids, *rest)
+
+        trainer.agent.values = counted
+        logs.append(pretrain_values(trainer, list(PROMPTS), price, iterations=2, lr=3e-2))
+        heads.append(trainer.agent.value_head.weight.detach().clone())
+        most_rows.append(max(rows))
+    assert most_rows[1] <= 5 < most_rows[0]
+    torch.testing.assert_close(heads[0], heads[1], atol=1e-5, rtol=1e-4)
+    for whole, in_pieces in zip(*logs, strict=True):
+        assert whole == pytest.approx(in_pieces, rel=1e-4, abs=1e-6)
