@@ -85,6 +85,7 @@ class Lesson:
         self.original = dict(cells)
         self.sources: dict[str, str] = {}
         self.names: dict[str, Names] = {}
+        self.all_needs: dict[str, set[str]] = {}  # of each cell that was asked for since an edit
         self.made: dict[str, dict] = {}  # of each cell that is up to date: the names that it left
         self.space: dict = {"__name__": "__main__"}
         for cell, source in cells:
@@ -95,6 +96,7 @@ class Lesson:
         if self.sources.get(cell) == source:
             return
         self.forget(cell)
+        self.all_needs.clear()
         self.sources[cell] = source
         try:
             self.names[cell] = Names(source)
@@ -123,6 +125,8 @@ class Lesson:
 
     def with_all_needs(self, cell: str) -> set[str]:
         "A cell and all cells that it rests on."
+        if cell in self.all_needs:
+            return self.all_needs[cell]
         found: set[str] = set()
         waiting = [cell]
         while waiting:
@@ -130,6 +134,7 @@ class Lesson:
             if one not in found:
                 found.add(one)
                 waiting.extend(self.needs(one))
+        self.all_needs[cell] = found
         return found
 
     def resting_on(self, cell: str) -> list[str]:

@@ -11,12 +11,9 @@ import copy
 import dataclasses
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any, NamedTuple
 
 import torch
-from doctor_unseen import KeepTokens, after, annotated_otherwise, updates_with
+from doctor_unseen import Bug, KeepTokens, after, annotated_otherwise, updates_with
 from gallery_world import gallery_world
 from torch import nn
 
@@ -29,19 +26,6 @@ from instruct_goose.tasks.probes import run_probes
 from instruct_goose.training.trainer import RLHFTrainer
 
 GROUPS = {"advantage": "group_mean_std", "group_size": 4}
-
-
-class Bug(NamedTuple):
-    "A bug, and what would be said of it rightly."
-
-    wrong: str
-    trainer: type = RLHFTrainer
-    names: tuple[str, ...] = ()  # findings that name it
-    consequences: tuple[str, ...] = ()  # findings that are true, and follow from it
-    settings: dict[str, Any] = {}
-    unforeseen: tuple[str, ...] = ()  # true consequences that were noted after the first run
-    patch: Callable = nullcontext
-    rewards: Callable = lambda reward: reward  # what is passed in place of the reward
 
 
 class ReferenceIsThePolicy(RLHFTrainer):

@@ -11,10 +11,18 @@ import copy
 import dataclasses
 import warnings
 from collections import Counter
-from typing import Any, NamedTuple
 
 import torch
-from doctor_unseen import PROMPTS, USUAL, KeepTokens, after, reward_of, updates_with, with_other
+from doctor_unseen import (
+    PROMPTS,
+    USUAL,
+    Bug,
+    KeepTokens,
+    after,
+    reward_of,
+    updates_with,
+    with_other,
+)
 
 from instruct_goose.config import RLHFConfig
 from instruct_goose.core.random import torch_threads
@@ -30,19 +38,6 @@ from instruct_goose.training.trainer import RLHFTrainer
 RUN = USUAL | dict(steps=8, batch_size=32, max_new_tokens=6, recheck_every=1)
 GROUPS = {"advantage": "group_mean", "group_size": 4, "whiten_advantages": False}
 ROWS = [{"prompt": prompt, "answer": f"answer {i}"} for i, prompt in enumerate(PROMPTS)]
-
-
-class Bug(NamedTuple):
-    "A bug, and what would be said of it rightly."
-
-    wrong: str
-    trainer: type = RLHFTrainer
-    names: tuple[str, ...] = ()  # findings that name it
-    consequences: tuple[str, ...] = ()  # findings that are true, and follow from it
-    settings: dict[str, Any] = {}
-    unforeseen: tuple[str, ...] = ()  # true consequences that were noted after the first run
-    prompts: list = PROMPTS
-    held_out: list | None = None
 
 
 # --- prompts and texts ----------------------------------------------------------------------------

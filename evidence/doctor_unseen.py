@@ -171,8 +171,12 @@ class Bug(NamedTuple):
     trainer: type = RLHFTrainer
     names: tuple[str, ...] = ()  # findings that name it
     consequences: tuple[str, ...] = ()  # findings that are true, and follow from it
+    settings: dict[str, Any] = {}
+    unforeseen: tuple[str, ...] = ()  # true consequences that were noted after the first run
     patch: Callable = nullcontext
-    settings: dict = {}
+    rewards: Callable = lambda reward: reward  # what is passed in place of the reward
+    prompts: list = PROMPTS
+    held_out: list | None = None
 
 
 def after(method, change):

@@ -169,9 +169,8 @@ class CheckpointManager:
     # ---------------------------------------------------------------- it writes
 
     def leave(self) -> None:
-        "In a forked child: drop handlers and locks, since only the parent writes the run."
+        "In a forked child: write nothing, since the run is the parent's."
         self.is_in_child = True
-        self.signals.__exit__()
 
     def copy_state(self, stage: str, done: int, total: int, state: State) -> None:
         """Copy a stage's state to memory, on the CPU, as the newest of the run.
@@ -520,8 +519,9 @@ def _leave_runs() -> None:
     """In a forked child: drop the run's handlers, locks and managers; only the parent writes.
 
     A reward's pool or its worker may be terminated, may fail, may outlive the parent: it writes
-    no checkpoint, removes nothing, holds no lock, and dies of a signal as any process does, also
-    of one that comes before the fork has returned.
+    no checkpoint, removes nothing, holds no lock, and dies of a signal at once, also of one that
+    comes before the fork has returned. Ctrl-C raises no KeyboardInterrupt in it, since Python
+    would print and forget one that is raised while it forks.
     """
     for number in _watched_signals():
         signal.signal(number, signal.SIG_DFL)

@@ -2,11 +2,13 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -49,15 +51,33 @@ def runnable_cells() -> dict[int, list[page_cells.PageCell]]:
 
 @pytest.fixture(scope="session")
 def both_runs(page_folder, runnable_cells, tmp_path_factory) -> dict[str, dict]:
-    "What every runnable cell printed, showed, checked and raised: with torch, and with page tensors."
-    place = tmp_path_factory.mktemp("runs")
+    """What every runnable cell printed, showed, checked and raised: with torch, and with page tensors.
+
+    The first process of pytest that asks runs them, and the others read what it found.
+    """
+    of_all_processes = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        of_all_processes = of_all_processes.parent
+    found = of_all_processes / "both_runs.json"
+    with FileLock(found.with_suffix(".lock")):
+        if not found.exists():
+            runs = run_both(page_folder, runnable_cells, tmp_path_factory.mktemp("runs"))
+            found.write_text(json.dumps(runs), "utf-8")
+    return json.loads(found.read_text("utf-8"))
+
+
+def run_both(page_folder: Path, runnable_cells: dict, place: Path) -> dict[str, dict]:
+    "The records of `both_runs`, whose files are written to a place."
     sources = {n: [(cell.id, cell.source) for cell in cells] for n, cells in runnable_cells.items()}
     (place / "cells.json").write_text(json.dumps(sources), "utf-8")
-    runs = {}
+    script = Path(__file__).parent / "run_lessons.py"
+    started = {}
     for which, alone in (("torch", []), ("page", ["-I", "-S"])):  # -I -S: the standard library only
         result = place / f"{which}.json"
-        script = Path(__file__).parent / "run_lessons.py"
         command = [sys.executable, *alone, script, page_folder, which, result, place / "cells.json"]
-        subprocess.run([str(part) for part in command], check=True, timeout=600)
-        runs[which] = json.loads(result.read_text("utf-8"))
+        started[which] = subprocess.Popen([str(part) for part in command])
+    runs = {}
+    for which, process in started.items():
+        assert process.wait(timeout=600) == 0, which
+        runs[which] = json.loads((place / f"{which}.json").read_text("utf-8"))
     return runs

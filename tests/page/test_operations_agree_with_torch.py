@@ -4,8 +4,6 @@ The samples are torch's own (OpInfo). "Refused" is `NotOnThisPage`; anything els
 error too, is a defect.
 """
 
-import itertools
-
 import opinfo
 import page_tensors as page
 import pytest
@@ -30,15 +28,22 @@ REFUSED = {  # operations of torch's list of which a page has no sample at all
 }
 
 
+def spread(every: list, most: int) -> list:
+    "At most so many of the samples, at equal distances: torch puts those of one kind together."
+    step = max(1, -(-len(every) // most))
+    return every[::step]
+
+
 @pytest.fixture(scope="module")
-def outcomes() -> dict[tuple[str, str], list[opinfo.Outcome]]:
-    "Of every sample, by operation and type."
+def outcomes(request) -> dict[tuple[str, str], list[opinfo.Outcome]]:
+    "Of samples of every operation and type, spread over all that torch has: 10, or 100."
+    most = 100 if request.config.getoption("--deep") else 10
     found = {}
     for one in DECLARED:
         for dtype in opinfo.DTYPES:
             found[one.name, dtype] = [
                 opinfo.compare(one.info.op, one.function, arguments, keywords)
-                for arguments, keywords in itertools.islice(opinfo.samples(one, dtype), 24)
+                for arguments, keywords in spread(list(opinfo.samples(one, dtype)), most)
             ]
     return found
 

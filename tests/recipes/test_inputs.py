@@ -57,7 +57,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
         ("lr: '\u0661'", "lr is"),
         ("lr: 1 # old\u2028steps: 9", r"'\\u2028'"),
         (BOMB, "refers to another"),
-        ("model: " + "[" * 10_000 + "]" * 10_000, "recursion"),
+        ("model: " + "[" * 10_000 + "]" * 10_000, "line 1: .*20 deep"),
         ("surrogate_settings: {x: 1, x: 2}", "twice"),
         (
             "num_generations: 4\nlearning_rate: 1\nsetps: 3",

@@ -332,7 +332,7 @@ def test_a_child_that_is_signalled_at_once_dies(tmp_path, capfd, number):
 
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with CheckpointManager(tmp_path, {}, steps=9):
-        survivors = [trial for trial in range(60) if not dies()]
+        survivors = [trial for trial in range(25) if not dies()]
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
     assert survivors == []
     assert capfd.readouterr().err == ""
