@@ -222,9 +222,10 @@ def write_columns(
     stops: Stops | None,
     steps_between_checks: int = 1,  # of which rows have ended
 ) -> list[Column]:
-    """Sample aₜ ~ π(·|sₜ), a column at a time, until every row has ended.
+    """Sample aₜ ~ π(·|sₜ), a column at a time.
 
-    Or has `max_new_tokens`. Rows that have ended are dropped when that is looked at.
+    Sampling stops when every row has ended or has `max_new_tokens` tokens. At every check the
+    rows that have ended may be left out of the batch.
     """
     columns: list[Column] = []
     rows = torch.arange(len(ids), device=ids.device)

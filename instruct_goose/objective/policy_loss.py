@@ -99,7 +99,7 @@ def clip_active(
     """Find where the clip has cut the gradient, below and above.
 
     low: ρ < 1−ε and Â < 0; high: ρ > 1+ε_high and Â > 0. A ratio out of range is not enough: the
-    min keeps the gradient if Â pulls it back.
+    min keeps the gradient if Â brings it back.
     Raises ValueError if the shapes differ, and for ε ≤ 0.
     """
     same_shape(ratio=ratio, advantages=advantages)

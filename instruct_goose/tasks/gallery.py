@@ -138,7 +138,7 @@ def counted_columns(mask: Bool[Tensor, "batch time"]) -> Int[Tensor, "batch time
 
 
 def without_position_ids(model: PreTrainedModel, mask: Bool[Tensor, "batch time"]) -> dict:
-    "Leave position ids out of the policy's forward pass; the reference is spared."
+    "Leave position ids out of the policy's forward pass; the reference still gets them."
     options = _options(model, mask)
     if next(model.parameters()).requires_grad:
         options["position_ids"] = position_ids(mask) + (~mask).sum(-1, keepdim=True)
@@ -260,7 +260,7 @@ class OnePrompt(RLHFTrainer):
 
 
 class PermutedTokenizer(RLHFTrainer):
-    "The words in another order than the model learnt; special tokens are spared."
+    "The words in another order than the model learnt; special tokens keep their ids."
 
     def __init__(self, *args: Any, tokenizer: PreTrainedTokenizerBase, **kwargs: Any):
         special = tokenizer.all_special_tokens
@@ -532,7 +532,7 @@ def stopped_by(
     name: str,  # a key of BUGS
     world: World,
     seed: int = 0,
-) -> str | None:  # the message; None: no guard objects
+) -> str | None:  # the message; None: no check stops it
     """Try one iteration with the library's guards on.
 
     Returns the message of the one that stops it.
