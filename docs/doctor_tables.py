@@ -130,7 +130,7 @@ LIBRARY_LOGS = ROOT / "tests/doctor/library_logs"
 MADE_BY = {  # whose program has written the logs that a library's table is tested with
     "verl": (("verl_",), "verl's own functions and loggers, called by a loop of ours on a CPU"),
     "TRL (GRPO, RLOO)": (("trl_grpo", "trl_rloo"), "TRL's trainers"),
-    "TRL (PPO)": ((), "nobody: the names are read from its source"),
+    "TRL (PPO)": (("trl_ppo",), "TRL's trainer"),
     "torchtune (PPO, GRPO)": (
         ("torchtune_",),
         "torchtune's PPO recipe; GRPO is read from its source",
@@ -146,17 +146,14 @@ MADE_BY = {  # whose program has written the logs that a library's table is test
 def libraries_by_rules() -> str:
     "Which rules the numbers of each library allow, if it logs all that is read."
     from instruct_goose.doctor.diagnosis import RULES
-    from instruct_goose.doctor.libraries import LIBRARIES
+    from instruct_goose.doctor.libraries import LIBRARIES, can_be_asked
 
     logged = {library.name: {column.ours for column in library.columns} for library in LIBRARIES}
     rows = []
     for rule in RULES:
-        can_be_asked = []
-        for ours in logged.values():
-            is_asked = bool(rule.metrics) and ours.issuperset(rule.metrics) and not rule.columns
-            can_be_asked.append("yes" if is_asked else "–")
-        if "yes" in can_be_asked:
-            rows.append([rule.name, *can_be_asked])
+        cells = ["yes" if can_be_asked(rule, ours) else "–" for ours in logged.values()]
+        if "yes" in cells:
+            rows.append([rule.name, *cells])
     totals = [sum(row[i] == "yes" for row in rows) for i in range(1, len(logged) + 1)]
     rows.append([f"of {len(RULES)} rules", *totals])
     return table(["rule", *logged], rows)

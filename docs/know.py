@@ -463,7 +463,8 @@ def know_page() -> str:
         "A finding is true if the run itself, not its log, says so.",
         healthy_by_findings(),
         "### Libraries and rules",
-        "Rules that the numbers of a library allow, if it logs every name that is read. Rules that no other library's numbers allow are left out.",
+        "Rules that the numbers of a library allow, if it logs every name that is read. Rules that no other library's numbers allow are left out. "
+        "[More rules](reference/doctor/libraries.ipynb#what-the-rules-say) are asked of these logs alone.",
         libraries_by_rules(),
         "The names, units and signs of a library's numbers are tested with logs of tiny runs, healthy and with bugs, beside what is counted from the tensors of "
         "the same runs. verl and OpenRLHF train on GPUs alone, and OpenRLHF's trainer cannot be imported without deepspeed, vLLM and flash-attn. "

@@ -6,11 +6,11 @@
 __all__ = ['Numbers', 'STEP_NAMES', 'STEPS_OF_SWIFT', 'TRL_LENGTH', 'TRL', 'TRL_PPO', 'TRL_STAGES', 'VERL_LENGTH', 'VERL',
            'OPENRLHF', 'TORCHTUNE', 'LIBRARIES', 'NUMBER', 'ROUNDED', 'COLOUR', 'VERL_LINE', 'TORCHTUNE_LINE',
            'OPENRLHF_STEP', 'PAIR', 'UNIT', 'DICTIONARY', 'BARE_DICTIONARY', 'NOT_FINITE', 'WANTED', 'FOLDED_PAIRS',
-           'MOST_FOLDS', 'LOG_RULES', 'NOTHING_FOUND', 'Column', 'per_response', 'complement', 'plus_one',
-           'torchtune_kl_to_old', 'torchtune_beta', 'present_kl', 'verl_kl', 'half_range', 'Library', 'read_rows',
-           'what_it_is', 'unfolded_lines', 'Log', 'read_log', 'log_of_rows', 'translate', 'zero_learning_rate',
-           'negative_beta', 'policy_stands_still', 'constant_reward', 'zero_advantages', 'nothing_ends', 'pairs_alike',
-           'not_finite', 'loss_note', 'diagnose_log', 'asked_rules', 'report_log']
+           'MOST_FOLDS', 'LOG_RULES', 'NOTHING_FOUND', 'NEVER_ASKED', 'Column', 'per_response', 'complement',
+           'plus_one', 'torchtune_kl_to_old', 'charged_per_nat', 'present_kl', 'verl_kl', 'half_range', 'Library',
+           'read_rows', 'what_it_is', 'unfolded_lines', 'Log', 'read_log', 'log_of_rows', 'translate',
+           'zero_learning_rate', 'negative_beta', 'kl_stays_zero', 'constant_reward', 'zero_advantages', 'nothing_ends',
+           'pairs_alike', 'not_finite', 'loss_note', 'diagnose_log', 'can_be_asked', 'asked_rules', 'report_log']
 
 # %% ../../nbs/reference/doctor/libraries.ipynb #04e70eba
 import ast
@@ -18,14 +18,14 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from .diagnosis import diagnose, finding_text, RULES
-from .rules import Finding, FLOAT32, KEYS, last_quarter, PART
+from .rules import Finding, FLOAT32, KEYS, last_quarter, PART, Rule
 
 # %% ../../nbs/reference/doctor/libraries.ipynb #82b7bc4f
 Numbers = Mapping[str, float]
@@ -69,9 +69,13 @@ def torchtune_kl_to_old(x: float, row: Numbers) -> float | None:
     return x * plus_one(row["response_lengths"], row)
 
 
-def torchtune_beta(x: float, row: Numbers) -> float | None:
-    "Divide what the KL takes off by the KL."
-    return -x / row["kl"] if row.get("kl") else None
+def charged_per_nat(kl: str) -> Callable[[float, Numbers], float | None]:
+    "Divide what the KL takes off, logged with a minus, by the KL."
+
+    def convert(x: float, row: Numbers) -> float | None:
+        return -x / row[kl] if row.get(kl) else None
+
+    return convert
 
 
 def present_kl(moved: str, *lengths: str) -> Callable[[float, Numbers], float | None]:
@@ -173,11 +177,20 @@ TRL_PPO = Library(
     columns=(
         Column("reward_mean", ("objective/scores",), "per response, before the KL"),
         Column("total_reward_mean", ("objective/rlhf_reward",), "per response, the KL taken off"),
-        Column("kl_to_reference", ("objective/kl",), "k1, nats per response"),
-        Column("entropy", ("policy/entropy_avg",), "nats per token"),
-        Column("kl_to_old", ("policy/approxkl_avg",), "½(log ratio)², per token"),
+        Column("kl_to_reference", ("objective/kl",), "k1 or k3, nats per response"),
+        Column(
+            "beta",
+            ("objective/non_score_reward",),
+            "what the KL takes off per response, with a minus; divided by the KL",
+            charged_per_nat("objective/kl"),
+        ),
+        Column("entropy", ("policy/entropy_avg",), "nats per position, padding too"),
+        Column(
+            "kl_to_old",
+            ("policy/approxkl_avg",),
+            "½(log ratio)², per position, padding too; lengths are not logged",
+        ),
         Column("clip_fraction", ("policy/clipfrac_avg",), "share of tokens"),
-        Column("grad_norm", ("grad_norm",), "before clipping"),
         Column("lr", ("lr", "learning_rate"), "of the step"),
         Column("loss", ("loss/policy_avg",), "of the policy, mean of the updates"),
     ),
@@ -303,7 +316,7 @@ OPENRLHF = Library(
 )
 TORCHTUNE = Library(
     "torchtune (PPO, GRPO)",
-    marks=("rlhf_reward", "approx_policy_kl", "approx_policy_kls"),
+    marks=("rlhf_reward", "approx_policy_kl"),
     steps=("step",),  # counts updates: with four of them in an iteration, 4, 8, 12
     columns=(
         Column("reward_mean", ("scores", "rewards"), "per response, before the KL"),
@@ -313,11 +326,11 @@ TORCHTUNE = Library(
             "beta",
             ("kl_reward",),
             "PPO: what the KL takes off per response, with a minus; divided by the KL",
-            torchtune_beta,
+            charged_per_nat("kl"),
         ),
         Column(
             "kl_to_old",
-            ("approx_policy_kl", "approx_policy_kls"),
+            ("approx_policy_kl",),
             "½(log ratio)², per position, padding too, mean of the updates",
             torchtune_kl_to_old,
         ),
@@ -333,7 +346,7 @@ TORCHTUNE = Library(
             ("num_stop_tokens",),
             "how many responses ended before the limit; the batch size is not logged",
         ),
-        Column("lr", ("lr",), "of the step"),
+        Column("lr", ("lr",), "GRPO: of the step"),
         Column("loss", ("loss",), "policy and value loss together"),
     ),
 )
@@ -661,7 +674,7 @@ def negative_beta(log: Log) -> Finding | None:
     )
 
 
-def policy_stands_still(log: Log) -> Finding | None:
+def kl_stays_zero(log: Log) -> Finding | None:
     """The policy leaves the reference: its KL is above 10⁻⁶ nats at some step, of eight or more.
 
     Nothing is said of a log whose numbers are rounded, nor where the learning rate is 0.
@@ -673,7 +686,7 @@ def policy_stands_still(log: Log) -> Finding | None:
     if largest > 1e-6 or not any(map(_has_unrounded_number, rows)):
         return None
     return Finding(
-        "policy stands still",
+        "KL stays zero",
         "warning",
         "policy and reference stay the same model",
         f"the KL is at most {largest:.1g} nats per response in all {len(rows)} logged steps",
@@ -822,7 +835,7 @@ LOG_RULES = (  # of other libraries' logs alone
     zero_learning_rate,
     pairs_alike,
     negative_beta,
-    policy_stands_still,
+    kl_stays_zero,
     constant_reward,
     zero_advantages,
     nothing_ends,
@@ -845,6 +858,19 @@ def diagnose_log(log: Log) -> list[Finding]:
 NOTHING_FOUND = "Nothing looks wrong in these numbers, which is no proof."
 
 
+# They compare with the exact KL, or with the run's settings, which no other library logs.
+NEVER_ASKED = ("negative KL", "KL sign", "other beta", "other schedule")
+
+
+def can_be_asked(rule: Rule, logged: Set[str]) -> bool:
+    "Do the metrics that a log has allow a rule?"
+    if not rule.metrics or rule.columns or rule.name in NEVER_ASKED:
+        return False
+    if rule.name == "reference is the policy" and "kl_to_old" not in logged:
+        return False
+    return logged >= {*rule.metrics}
+
+
 def asked_rules(log: Log) -> tuple[list[str], list[str]]:  # asked, not asked
     """Name the rules that the log's numbers allow, and those that they do not.
 
@@ -855,8 +881,7 @@ def asked_rules(log: Log) -> tuple[list[str], list[str]]:  # asked, not asked
     asked = []
     others = []
     for rule in RULES:
-        known = at_start if rule.name == "start KL" else logged
-        is_asked = bool(rule.metrics) and known.issuperset(rule.metrics) and not rule.columns
+        is_asked = can_be_asked(rule, at_start if rule.name == "start KL" else logged)
         (asked if is_asked else others).append(rule.name)
     return asked, others
 

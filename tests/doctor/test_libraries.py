@@ -1,7 +1,7 @@
 """Logs of other libraries: what they have written themselves, healthy and with bugs, and forms of file.
 
-`evidence/library_logs.py` makes the logs of TRL, `library_logs_torchtune.py` and
-`library_logs_verl.py` the others. `expected.json` has what is wrong in each, and what is said of it.
+`evidence/library_logs.py` and `library_logs_trl_ppo.py` make the logs of TRL,
+`library_logs_torchtune.py` and `library_logs_verl.py` the others. `expected.json` has what is wrong in each, and what is said of it.
 """
 
 import json
@@ -96,6 +96,15 @@ def test_torchtune_s_numbers_get_our_units():
     assert log.metrics[5]["beta"] == pytest.approx(0.05)  # kl_coeff of the recipe's settings
     tokens = log.metrics[5]["response_length"]
     assert log.metrics[5]["kl_to_old"] == pytest.approx(row["approx_policy_kl"] * tokens)
+
+
+@pytest.mark.parametrize("run, kl_coef", [("healthy", 0.05), ("kl_sign", -0.5)])
+def test_trl_s_ppo_takes_off_its_coefficient_times_the_kl_that_it_logs(run, kl_coef):
+    "So the KL has the unit and the sign of the reward: nats per response."
+    log = trl(f"ppo_{run}")
+    betas = [row["beta"] for row in log.metrics if abs(row["kl_to_reference"]) > 1e-3]
+    assert len(betas) > 8 and betas == pytest.approx([kl_coef] * len(betas), rel=1e-3)
+    assert [row["iteration"] for row in log.metrics] == list(range(12))
 
 
 def test_a_kl_of_the_present_policy_says_nothing_of_the_start():
@@ -249,6 +258,21 @@ def test_the_command_reads_them(capsys):
 def test_every_column_is_one_of_ours(library):
     more = {"loss", "accuracy", "margin", "rejected_logprob", "value_lr", "ended_responses"}
     assert {column.ours for column in library.columns} <= {*KEYS} | more
+
+
+READ_FROM_SOURCE = {"torchtune (PPO, GRPO)": {"lr"}}  # of recipes that could not be run
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_every_column_is_read_from_a_log_that_the_library_has_written(library):
+    if library.name == "OpenRLHF":
+        return  # no log of it could be made
+    read = set(READ_FROM_SOURCE.get(library.name, ()))
+    for name in EXPECTED:
+        log = read_log(LOGS / name)
+        if log.library == library:
+            read |= log.read.keys()
+    assert read == {column.ours for column in library.columns}
 
 
 ROW = {"loss": 0.5, "grad_norm": 1.0, "learning_rate": 1e-6, "reward": 0.25, "kl": 0.1}
