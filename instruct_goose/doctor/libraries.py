@@ -78,24 +78,24 @@ def charged_per_nat(kl: str) -> Callable[[float, Numbers], float | None]:
     return convert
 
 
+STEP_NAMES = ("training/global_step", "global_step", "step", "_step")  # of verl and OpenRLHF
+
+
 def present_kl(moved: str, *lengths: str) -> Callable[[float, Numbers], float | None]:
     """Read a KL of the policy during its updates, per response.
 
-    In the first step it says nothing of the beginning once the policy has moved: None.
+    In step 1 it says nothing of the beginning once the policy has moved: None.
     """
     whole = per_response(*lengths)
 
     def convert(x: float, row: Numbers) -> float | None:
-        numbers = [row[name] for name in ("training/global_step", *STEP_NAMES) if name in row]
-        is_first = not numbers or numbers[0] <= 1
+        steps = [row[name] for name in STEP_NAMES if name in row]
+        is_first = bool(steps) and steps[0] <= 1
         if is_first and abs(row.get(moved, math.inf)) > 1e-6:
             return None
         return whole(x, row)
 
     return convert
-
-
-STEP_NAMES = ("global_step", "step", "_step")
 
 
 def verl_kl(x: float, row: Numbers) -> float | None:
@@ -215,7 +215,7 @@ VERL_LENGTH = ("response_length/mean", "response_length_non_aborted/mean")
 VERL = Library(
     "verl",
     marks=("critic/score/mean", "critic/rewards/mean", "actor/pg_loss"),
-    steps=("training/global_step", "step", "_step"),
+    steps=STEP_NAMES,
     columns=(
         Column("reward_mean", ("critic/score/mean",), "per response, before the KL"),
         Column("reward_min", ("critic/score/min",), "of the batch"),
@@ -279,7 +279,7 @@ VERL = Library(
 OPENRLHF = Library(
     "OpenRLHF",
     marks=("act_lr", "actor_lr", "glen", "train/act_loss"),
-    steps=("train/global_step", "global_step", "step", "_step"),
+    steps=STEP_NAMES,
     columns=(
         Column(
             "reward_mean", ("rollout/reward_mean", "reward", "rm"), "per response, before the KL"
