@@ -457,6 +457,8 @@ def precision(config: RLHFConfig, device: torch.device) -> torch.autocast:
     """Make the context in which models are evaluated.
 
     In it matrix products are computed in `config.autocast`, from weights that keep their dtype.
+    Log-probabilities, values, the loss and the optimizer's step stay in float32. bfloat16 has
+    float32's range, so no gradient is scaled.
     """
     return torch.autocast(device.type, torch.bfloat16, enabled=config.autocast is not None)
 

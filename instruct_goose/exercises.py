@@ -12,7 +12,7 @@ import json
 import os
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
@@ -154,31 +154,25 @@ def table(
     if not rows:
         lessons = dict.fromkeys(name.partition(".")[0] for name in known)
         raise ValueError(f"no lesson {lesson!r} has exercises: choose from {', '.join(lessons)}")
+    done = [exercise for exercise in rows if "done" in notes.get(exercise.name, {})]
+    checked = [exercise for exercise in rows if exercise.check]
+    shown = [exercise for exercise in rows if not (still_open and exercise in done)]
     width = max(len(exercise.name) for exercise in rows)
-    lines = []
-    checked = 0
-    done = 0
-    for exercise in rows:
-        note = notes.get(exercise.name, {})
-        is_done = "done" in note
-        if exercise.check:
-            checked += 1
-            done += is_done
-        if is_done and still_open:
-            continue
-        state = "in its lesson"
-        if is_done:
-            state = "done"
-        elif exercise.check:
-            state = "open"
-        tries = f" (tried {note['tries']})" if "tries" in note else ""
-        lines.append(
-            f"{state:13}  {exercise.name:{width}}  {exercise.dots}  {exercise.title}{tries}"
-        )
-    head = f"{done} of {checked} done"
-    if checked < len(rows):
-        head += f"; {len(rows) - checked} more have no checker here"
+    lines = [_table_line(exercise, notes.get(exercise.name, {}), width) for exercise in shown]
+    done_and_checked = [exercise for exercise in checked if exercise in done]
+    head = f"{len(done_and_checked)} of {len(checked)} done"
+    if len(checked) < len(rows):
+        head += f"; {len(rows) - len(checked)} more have no checker here"
     return Said("\n".join([head, *lines]))
+
+
+def _table_line(exercise: Exercise, note: Mapping[str, Any], width: int) -> str:
+    "State, name, difficulty, title, and how often it was tried."
+    state = "open" if exercise.check else "in its lesson"
+    if "done" in note:
+        state = "done"
+    tries = f" (tried {note['tries']})" if "tries" in note else ""
+    return f"{state:13}  {exercise.name:{width}}  {exercise.dots}  {exercise.title}{tries}"
 
 # %% ../nbs/guides/exercises.ipynb #511bf84b
 def show(name: str) -> Said:

@@ -461,7 +461,7 @@ class ConformConfig(Settings):
         if not all("=" in pair for pair in self.names):
             yield "names", "pairs such as lp=logprobs"
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #e3928bd2
 def losses_of(place: str) -> dict[str, Callable[..., Any]]:
     """Load the losses of a file: the one that is named, its surrogates, or its only function.
 
@@ -484,7 +484,7 @@ def losses_of(place: str) -> dict[str, Callable[..., Any]]:
         return {f"{place}:{functions[0]}": vars(loaded)[functions[0]]}
     return {place: named_object(place, "loss")}  # raises, and lists the functions
 
-
+# %% ../../nbs/reference/cli/commands.ipynb #02c40fe2
 def run_conform(config: ConformConfig) -> list[Conformity]:
     """Print which library's loss each function is, and return what was found.
 

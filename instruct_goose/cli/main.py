@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['OWN_DATA', 'RECIPE_COMMANDS', 'OWN_MODEL_COMMANDS', 'COMMANDS', 'FLAG_TYPES', 'OURS', 'COLUMN_FLAGS', 'Command',
-           'load_quickstart', 'load_reviews', 'load_train', 'load_sft', 'load_reward_model', 'load_dpo', 'load_kto',
-           'load_recipe', 'load_sample', 'load_chat', 'load_merge', 'load_probe', 'load_doctor', 'load_report',
+           'load_quickstart', 'load_reviews', 'load_recipe', 'load_train', 'load_sft', 'load_reward_model', 'load_dpo',
+           'load_kto', 'load_sample', 'load_chat', 'load_merge', 'load_probe', 'load_doctor', 'load_report',
            'load_compare', 'load_conform', 'load_exercises', 'require_reward', 'require_trainer', 'require_loss',
            'require_environment', 'flag_type', 'Flag', 'flag_table', 'stored_flag', 'with_flags', 'values_of', 'flags',
            'with_defaults', 'may_be_missing', 'unknown_flags', 'settings_of_file', 'more_choices', 'refuse_foreign',
@@ -81,6 +81,13 @@ def load_reviews() -> tuple[type, Callable]:
     return ReviewsConfig, run_reviews
 
 
+def load_recipe() -> tuple[type, Callable]:
+    "Import the settings and the function of `recipe`."
+    from instruct_goose.recipes.smollm import RecipeFlags, run_recipe
+
+    return RecipeFlags, run_recipe
+
+# %% ../../nbs/guides/command_line.ipynb #497bdbf9
 def load_train() -> tuple[type, Callable]:
     "Import the settings and the function of `train`."
     from instruct_goose.recipes.own_model import run_train, TrainConfig
@@ -108,21 +115,14 @@ def load_dpo() -> tuple[type, Callable]:
 
     return DPOConfig, run_dpo
 
-# %% ../../nbs/guides/command_line.ipynb #497bdbf9
+
 def load_kto() -> tuple[type, Callable]:
     "Import the settings and the function of `kto`."
     from instruct_goose.recipes.own_model import KTOConfig, run_kto
 
     return KTOConfig, run_kto
 
-
-def load_recipe() -> tuple[type, Callable]:
-    "Import the settings and the function of `recipe`."
-    from instruct_goose.recipes.smollm import RecipeFlags, run_recipe
-
-    return RecipeFlags, run_recipe
-
-
+# %% ../../nbs/guides/command_line.ipynb #765899f4
 def load_sample() -> tuple[type, Callable]:
     "Import the settings and the function of `sample`."
     from instruct_goose.cli.commands import run_sample, SampleConfig
@@ -150,7 +150,7 @@ def load_probe() -> tuple[type, Callable]:
 
     return ProbeConfig, run_ladder
 
-# %% ../../nbs/guides/command_line.ipynb #765899f4
+# %% ../../nbs/guides/command_line.ipynb #2b90c5ad
 def load_doctor() -> tuple[type, Callable]:
     "Import the settings and the function of `doctor`."
     from instruct_goose.cli.commands import DoctorConfig, run_doctor

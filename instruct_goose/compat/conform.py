@@ -44,7 +44,7 @@ class LossBatch(NamedTuple):
     advantages: Tensor  # (batch, time), at padding too
     mask: Tensor  # (batch, time) bool
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #3884e008
 def draw_batch(
     name: str,
     lengths: Sequence[int],  # of the responses
@@ -74,7 +74,7 @@ def draw_batch(
         torch.arange(width) < torch.tensor(lengths)[:, None],
     )
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #dcf37af0
 def recorded_batches() -> list[LossBatch]:
     "Make the batches, afresh: the running example, and five with ragged rows."
     ex = running_example()
@@ -119,7 +119,7 @@ def meaning_of(parameter: str, names: Mapping[str, str]) -> str | None:
             return meaning
     return None
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #8e693f2e
 def bind_parameters(
     loss: Callable[..., Any],
     names: Mapping[str, str],  # parameter → a key of PARAMETER_NAMES, before the table
@@ -158,7 +158,7 @@ def bind_parameters(
         )
     return bound
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #16328dab
 def check_names(names: Mapping[str, str], parameters: Sequence[str]) -> None:
     "Raises ValueError for a name that is no parameter, and for a meaning that there is not."
     for name, meaning in names.items():
@@ -180,7 +180,7 @@ class Form(NamedTuple):
 
 FORMS = (Form(), Form(number_mask=True), Form(True), Form(True, True))
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #1cc2578b
 @dataclass
 class UserLoss:
     "A user's loss as a function of a batch."
@@ -210,7 +210,7 @@ class UserLoss:
             )
         return loss.reshape(())
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #4ce4a12b
 def first_tensor(returned: object) -> Tensor:
     "Take the loss out of what a function returned: a tensor, or the first of several values."
     if isinstance(returned, Mapping) and "loss" in returned:
@@ -254,7 +254,7 @@ def evaluate_loss(loss: BatchLoss, batch: LossBatch) -> Evaluated:
         raise ValueError(f"the gradient is not finite on the batch {batch.name!r}")
     return Evaluated(value.detach().double(), gradient.double())
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #afa5b0fa
 def split_loss(loss: BatchLoss, batch: LossBatch) -> tuple[Evaluated, Evaluated]:
     """Split a loss into what the advantages cause and the rest, which is the KL.
 
@@ -282,7 +282,7 @@ def gradient_at(loss: BatchLoss, log_ratio: float, sign: float) -> float:
     policy, _ = split_loss(loss, batch)
     return policy.gradient.item() / torch.tensor(log_ratio).double().exp().item()
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #5b7be9eb
 def find_bound(loss: BatchLoss, towards: float, sign: float) -> float | None:
     "Find the ratio at which the gradient stops being ρ·Â, between 1 and e^towards; or None."
     slope = gradient_at(loss, 1e-6 * towards, sign)
@@ -302,7 +302,7 @@ def find_bound(loss: BatchLoss, towards: float, sign: float) -> float | None:
             inside = middle
     return round(torch.tensor(outside).double().exp().item(), 6)
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #61dd1870
 def find_bounds(loss: BatchLoss, given: Mapping[str, float]) -> Bounds:
     "Find ε, ε_high and c from the gradient of one token; what is given is not looked for."
     found = dict(given)
@@ -355,7 +355,7 @@ class Match(NamedTuple):
     distance: float  # largest difference over the batch's largest gradient
     row_factors: list[list[float]]  # of each batch, where the rows have one factor each
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #d053f2f3
 KINDS = (  # from the nearest to the farthest
     "equal",
     "equal gradient",  # another value
@@ -387,7 +387,7 @@ def row_factors(yours: Tensor, theirs: Tensor) -> list[float] | None:
         factors.append(factor)
     return factors
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #ca8b0c0e
 def compare_losses(yours: Sequence[Evaluated], theirs: Sequence[Evaluated]) -> Match:
     "Compare two losses on the same batches."
     departing = []
@@ -417,7 +417,7 @@ def compare_losses(yours: Sequence[Evaluated], theirs: Sequence[Evaluated]) -> M
         return Match("row factors", 1.0, departing, distance, known)
     return Match("tokens", 1.0, departing, distance, [])
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #12fb0a73
 def nearness(match: Match) -> tuple[int, int, float]:
     "What sorts matches: the kind, then the number of tokens that depart, then how far."
     tokens = sum(int(rows.sum()) for rows in match.departing)
@@ -445,7 +445,7 @@ class Departure(NamedTuple):
     regions: dict[str, tuple[int, int]]  # where: tokens that depart, and tokens there
     tokens: list[TokenDeparture]  # the first ones
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #e0149dc6
 def region_of(ratio: float, advantage: float, is_real: bool, bounds: Bounds) -> str:
     "Name the part of PPO's picture in which a token lies."
     if not is_real:
@@ -462,7 +462,7 @@ def region_of(ratio: float, advantage: float, is_real: bool, bounds: Bounds) -> 
         where = f"ρ > {high:g}"
     return where + (", Â > 0" if advantage > 0 else ", Â < 0")
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #3adadada
 def find_departures(
     batches: Sequence[LossBatch],
     yours: Sequence[Evaluated],
@@ -553,7 +553,7 @@ class Conformity:
         lines.append(f"Compared at {self.tokens} tokens, value and gradient, in float64.")
         return "\n".join(lines)
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #196d8340
 def bounds_text(term: str, bounds: Bounds) -> str:
     "Say what a term's bounds are: ρ in [0.8, 1.2]."
     if term in ("the ratio", "the log-probability"):
@@ -601,7 +601,7 @@ def choose_form(loss: UserLoss, batches: Sequence[LossBatch]) -> list[UserLoss]:
     with_bools = [attempt for attempt in callable_forms if not attempt.form.number_mask]
     return with_bools or callable_forms
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #5bbad852
 def padding_notes(loss: UserLoss, batches: Sequence[LossBatch]) -> list[str]:
     "Say whether padding enters the loss: other numbers there, and NaN."
     other = []
@@ -622,7 +622,7 @@ def padding_notes(loss: UserLoss, batches: Sequence[LossBatch]) -> list[str]:
         return ["NaN in the padding makes the loss NaN; other numbers there change nothing."]
     return []
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #129e98f4
 def match_kl(
     rest: Sequence[Evaluated], batches: Sequence[LossBatch]
 ) -> tuple[str, float, str]:  # a key of KL_TERMS, "none" or "unknown"; β; the average
@@ -676,7 +676,7 @@ def losses_like(like: str) -> list[LibraryLoss]:
     as_usual = [loss for loss in found if " with " not in loss.name]  # without an option
     return found if "with" in words or not as_usual else as_usual
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #62983030
 def libraries_with(
     term: str,
     average: str | None,  # None: any
@@ -725,7 +725,7 @@ class Nearest(NamedTuple):
     losses: list[Evaluated]  # of the candidate, on each batch
     bounds: Bounds
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #6acfc604
 def find_nearest(
     yours: Sequence[Evaluated],
     batches: Sequence[LossBatch],
@@ -747,7 +747,7 @@ def find_nearest(
         raise ValueError("there is nothing to compare the loss with")
     return nearest
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #f932147d
 def departure_from(
     nearest: Nearest,
     yours: Sequence[Evaluated],
@@ -780,7 +780,7 @@ def constant_length(nearest: Nearest) -> float | None:
         return round(1 / factor, 6)
     return None
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #cd90c1cf
 def examine_form(
     loss: UserLoss, batches: Sequence[LossBatch], given: Mapping[str, float], like: str | None
 ) -> tuple[Match, Conformity]:
@@ -816,7 +816,7 @@ def examine_form(
             result.notes.append("`like` names another loss of the table to compare with.")
     return nearest.match, result
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #11a30cc1
 def term_notes(term: str) -> list[str]:
     "Say who has a term, with whatever average."
     users = libraries_with(term, None)
@@ -863,7 +863,7 @@ def conform(
     result.notes += loss_notes(form, result) + padding_notes(form, shared)
     return result
 
-
+# %% ../../nbs/reference/compat/conform.ipynb #7f70249d
 def require_same_twice(loss: UserLoss, batch: LossBatch) -> None:
     "Raises ValueError for a loss that is random."
     first = evaluate_loss(loss, batch)

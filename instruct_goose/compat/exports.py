@@ -155,7 +155,7 @@ def _verl_run(t: Translation) -> None:
     if c.eval_every is not None and job.eval_file is None:
         t.not_carried["eval_every"] = "verl evaluates on the training file: give job.eval_file"
 
-
+# %% ../../nbs/guides/larger_libraries.ipynb #7ebe69e6
 def _verl_sampling(t: Translation) -> None:
     "Prompts, responses and how they are cut into minibatches and micro-batches."
     c = t.config
@@ -219,7 +219,7 @@ def _verl_advantage(t: Translation) -> None:
     if c.advantage == "group_mean_std" and c.group_ddof != 1:
         t.refuse("group_ddof", "its standard deviation divides by the group's size less 1")
 
-
+# %% ../../nbs/guides/larger_libraries.ipynb #76c3d06a
 def _verl_loss(t: Translation) -> None:
     "Ratio, clip, average and entropy."
     c = t.config
@@ -240,7 +240,7 @@ def _verl_loss(t: Translation) -> None:
         t.settings[f"{ACTOR}.loss_scale_factor"] = c.max_new_tokens
     t.settings[f"{ACTOR}.policy_loss.loss_mode"] = _verl_loss_mode(t)
 
-
+# %% ../../nbs/guides/larger_libraries.ipynb #5496271b
 def _verl_loss_mode(t: Translation) -> str:
     "The name of the loss; notes what is refused."
     c = t.config
@@ -289,7 +289,7 @@ def _verl_kl(t: Translation) -> None:
     if c.kl_target is not None:
         t.not_carried["kl_target"] = "beta stays as it is; verl's controller steers KL per token"
 
-
+# %% ../../nbs/guides/larger_libraries.ipynb #297b26b2
 def _verl_optimization(t: Translation) -> None:
     "Optimizer and value function."
     c = t.config
@@ -318,7 +318,7 @@ def _verl_optimization(t: Translation) -> None:
     if c.autocast is None:
         t.not_carried["autocast"] = "verl computes in bfloat16, with weights in float32"
 
-
+# %% ../../nbs/guides/larger_libraries.ipynb #5053da42
 def _verl_sampler_weights(t: Translation) -> None:
     "Importance weights for what the engine's log-probabilities differ by."
     c = t.config
@@ -408,7 +408,7 @@ def _openrlhf_run(t: Translation) -> None:
         "eval.n_samples_per_prompt": 1,
     }
 
-
+# %% ../../nbs/guides/larger_libraries.ipynb #5055c689
 def _openrlhf_sampling(t: Translation) -> None:
     "Prompts, responses and how they are cut into minibatches and micro-batches."
     c = t.config
@@ -435,7 +435,7 @@ def _openrlhf_sampling(t: Translation) -> None:
         t.settings["reward.overlong_buffer_len"] = c.overlong_buffer
         t.settings["reward.overlong_penalty_factor"] = 1.0
 
-
+# %% ../../nbs/guides/larger_libraries.ipynb #810be70d
 def _openrlhf_advantage(t: Translation) -> None:
     "What a response is compared with, and the bound of the reward."
     c = t.config
@@ -482,7 +482,7 @@ def _openrlhf_loss(t: Translation) -> None:
     else:
         t.refuse("ratio_level", "it has 'token' and, averaged over responses, 'sequence'")
 
-
+# %% ../../nbs/guides/larger_libraries.ipynb #a5711b58
 def _openrlhf_kl(t: Translation) -> None:
     "The KL to the reference, in the reward or in the loss."
     c = t.config
@@ -505,7 +505,7 @@ def _openrlhf_kl(t: Translation) -> None:
     if c.kl_target is not None:
         t.not_carried["kl_target"] = "beta stays as it is; OpenRLHF's controller has other steps"
 
-
+# %% ../../nbs/guides/larger_libraries.ipynb #8e284a52
 def _openrlhf_optimization(t: Translation) -> None:
     "Optimizer and value function."
     c = t.config
@@ -531,7 +531,7 @@ def _openrlhf_optimization(t: Translation) -> None:
     if c.autocast is None:
         t.not_carried["autocast"] = "OpenRLHF computes in bfloat16"
 
-
+# %% ../../nbs/guides/larger_libraries.ipynb #20adc573
 def _openrlhf_sampler_weights(t: Translation) -> None:
     "Importance weights for what the engine's log-probabilities differ by."
     c = t.config
@@ -647,7 +647,7 @@ def verl_reward(
 
     return compute_score
 
-
+# %% ../../nbs/guides/larger_libraries.ipynb #d7597f74
 def openrlhf_reward(
     *reward_fns: Callable,  # as RLHFTrainer takes them
     weights: Sequence[int | float] | None = None,  # of several functions; None: 1 each
@@ -671,7 +671,7 @@ def openrlhf_reward(
 
     return reward_func
 
-
+# %% ../../nbs/guides/larger_libraries.ipynb #67109272
 def completion_of(query: str, prompt: str, ends: Sequence[str]) -> str:
     """Take the response out of prompt and response, without its end.
 

@@ -182,7 +182,7 @@ def mean_of_all_slots(x: Tensor, mask: Tensor) -> Tensor:
     "Compute Σ x / N over all slots, padding too."
     return x.mean()
 
-
+# %% ../../nbs/reference/compat/library_losses.ipynb #bc632823
 AVERAGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "token mean": token_mean,
     "sequence mean": sequence_mean,
@@ -336,7 +336,7 @@ def kl_as_reversed_k3(new: Tensor, ref: Tensor, old: Tensor) -> Tensor:
     "Compute e^ℓ − 1 − ℓ, whose expected gradient is that of ½χ²(π‖π_ref)."
     return torch.expm1(new - ref) - (new - ref)
 
-
+# %% ../../nbs/reference/compat/library_losses.ipynb #ec803712
 def kl_as_straight_through(new: Tensor, ref: Tensor, old: Tensor) -> Tensor:
     "Compute k₃ with the gradient of k₂: k₂ − sg(k₂) + sg(k₃)."
     half_square = k2(new - ref)
@@ -380,7 +380,7 @@ class LibraryLoss(NamedTuple):
         "Library, version and loss."
         return f"{SOURCES[self.library][0]} ({self.name})"
 
-
+# %% ../../nbs/reference/compat/library_losses.ipynb #627f6e44
 _CLIP = "PPO's clip"
 _DUAL = "PPO's clip and a dual clip"
 _LOG = "the log-probability"

@@ -302,6 +302,7 @@ PLUG_INS = ("sapo", "vespo", "luspo")  # loss types of instruct_goose.compat.los
 NO_LIMIT = 1e9  # where TRL has None or 0 and a setting here must be finite
 CLIPPED = ("grpo", "dr_grpo", "bnpo", "dapo", "luspo")  # loss types with PPO's clip
 
+# %% ../../nbs/guides/from_trl.ipynb #e41d7a96
 SCALES = {  # scale_rewards of GRPOConfig: the advantage
     "group": "group_mean_std",
     "batch": "group_mean_batch_std",
@@ -659,7 +660,7 @@ def _place_of(name: str) -> str:
 
 # %% ../../nbs/guides/from_trl.ipynb #9fb9dfbb
 def _carry_batches(asked: TRLArguments, ours: dict[str, Any], n_prompts: int | None) -> None:
-    "Sizes, steps, and what TRL counts in optimizer steps and we in iterations."
+    "Sizes, then all that TRL counts in optimizer steps and we in iterations."
     asked.carried |= {
         "per_device_train_batch_size",
         "gradient_accumulation_steps",
@@ -676,6 +677,16 @@ def _carry_batches(asked: TRLArguments, ours: dict[str, Any], n_prompts: int | N
     ours["minibatches"] = minibatches
     ours["micro_batch_size"] = rows if parts > 1 else None
     updates = minibatches * asked.value("num_iterations")  # optimizer steps of an iteration
+    _carry_steps(asked, ours, updates, n_prompts)
+    steps = ours.get("steps", RLHFConfig.steps)
+    _carry_schedule(asked, ours, updates, steps)
+    _carry_intervals(asked, ours, updates, steps)
+
+# %% ../../nbs/guides/from_trl.ipynb #7f02b8c4
+def _carry_steps(
+    asked: TRLArguments, ours: dict[str, Any], updates: int, n_prompts: int | None
+) -> None:
+    "Iterations, from a number of optimizer steps or from passes through the prompts."
     max_steps = asked.value("max_steps", -1)
     asked.carried.add("max_steps")
     if max_steps > 0:
@@ -690,8 +701,10 @@ def _carry_batches(asked: TRLArguments, ours: dict[str, Any], n_prompts: int | N
         asked.notes["num_train_epochs"] = (
             "give n_prompts, the rows of your data set, and steps follows from it"
         )
-    steps = ours.get("steps", RLHFConfig.steps)
-    _carry_schedule(asked, ours, updates, steps)
+
+# %% ../../nbs/guides/from_trl.ipynb #19c6d3ea
+def _carry_intervals(asked: TRLArguments, ours: dict[str, Any], updates: int, steps: int) -> None:
+    "Iterations between two evaluations, and between two moves of the reference."
     strategy = asked.value("eval_strategy", "steps")
     if strategy != "no":
         asked.carried.add("do_eval")  # which transformers then sets itself

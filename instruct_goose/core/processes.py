@@ -130,7 +130,7 @@ def _is_told(error: BaseException) -> bool:
         cause = cause.__cause__ or cause.__context__
     return False
 
-
+# %% ../../nbs/guides/several_processes.ipynb #75d77eaa
 def run_and_gather(work: Callable[[], T]) -> list[T]:
     """Do work in each process, and return the results of all, in order of rank.
 

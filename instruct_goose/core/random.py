@@ -120,7 +120,9 @@ def uniforms(
 class RandomState:
     """All random generators that a training draws from, as one part with a state.
 
-    They are torch's (CPU and each GPU), Python's and numpy's global ones, and `own` by name.
+    They are torch's (CPU and each GPU), Python's and numpy's global ones, and `own` by name. Of
+    several processes a checkpoint has the main one's, and all go on with it: `own` stand alike in
+    all of them, but the global ones then draw the same numbers in each.
     """
 
     def __init__(self, own: Mapping[str, torch.Generator] | None = None):

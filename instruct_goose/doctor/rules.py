@@ -536,7 +536,9 @@ def charges(run: Run) -> list[Charge]:
     for row in run.metrics:
         if not {"reward_mean", "total_reward_mean", "beta", "kl_to_reference"} <= row.keys():
             continue
-        score, beta, kl = row["reward_mean"], row["beta"], row["kl_to_reference"]
+        score = row["reward_mean"]
+        beta = row["beta"]
+        kl = row["kl_to_reference"]
         if beta <= 0:
             continue
         charge = score - row["total_reward_mean"]

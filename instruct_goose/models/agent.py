@@ -197,9 +197,10 @@ class Agent(nn.Module):
     def values_at(self, hidden: Tensor) -> Tensor:
         """Compute V = w·h + b of hidden states: (…, H) to (…).
 
-        In float32 or wider, whatever the transformer computes in.
+        In float32 or wider, whatever the transformer computes in, also under autocast.
         """
-        values = self.value_head(hidden.to(self.value_head.weight.dtype))[..., 0]
+        with torch.autocast(hidden.device.type, enabled=False):  # else V has 8 bits
+            values = self.value_head(hidden.to(self.value_head.weight.dtype))[..., 0]
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def forward(

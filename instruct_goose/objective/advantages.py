@@ -61,13 +61,14 @@ def td_errors(
 ) -> Float[Tensor, "batch time"]:  # float32 or wider, no gradient; 0 at padding
     """Compute how wrong each value was one token later: δₜ = rₜ + γ·Vₜ₊₁ − Vₜ.
 
-    t + 1 is the next real token; after the last, Vₜ₊₁ = 0.
+    t + 1 is the next real token; after the last, Vₜ₊₁ = 0, also where the response was cut off.
     Raises ValueError for differing shapes, an empty response, or γ outside [0, 1].
     """
     same_shape(rewards=rewards, values=values, mask=mask)
     _between_0_and_1(gamma=gamma)
     last_index(mask)
-    rewards, values = wide(rewards.detach()), wide(values.detach())
+    rewards = wide(rewards.detach())
+    values = wide(values.detach())
     next_value = 0.0
     errors = []
     for t in reversed(range(mask.shape[1])):

@@ -49,7 +49,8 @@ def gaussian_logprobs(
     same_shape(mask=mask, actions_but_action=None if mask is None else mean[..., 0])
     if mask is not None:
         keep = mask[..., None]
-        actions, mean = torch.where(keep, actions, 0), torch.where(keep, mean, 0)
+        actions = torch.where(keep, actions, 0)
+        mean = torch.where(keep, mean, 0)
         if std.shape == mean.shape:
             std = torch.where(keep, std, 1)
     std = _per_dimension(mean, std)

@@ -87,7 +87,8 @@ def _cells(preset: dict[str, Any]) -> list[str]:
     def words(key):
         return d[key].replace("_", " ")
 
-    surrogate, advantage = words("surrogate"), words("advantage")
+    surrogate = words("surrogate")
+    advantage = words("advantage")
     entry = SURROGATES[d["surrogate"]]
     if entry.clipped is not None:  # a clip that holds something
         high = d["clip"] if d["clip_high"] is None else d["clip_high"]

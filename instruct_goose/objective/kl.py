@@ -52,7 +52,8 @@ def exact_kl(
         logprobs = torch.where(mask[..., None], logprobs, even)
         ref_logprobs = torch.where(mask[..., None], ref_logprobs, even.to(ref_logprobs))
     _distributions(logprobs=logprobs, ref_logprobs=ref_logprobs)
-    logprobs, ref_logprobs = wide(logprobs), wide(ref_logprobs)
+    logprobs = wide(logprobs)
+    ref_logprobs = wide(ref_logprobs)
     probs = logprobs.exp()
     return (probs * torch.where(probs > 0, logprobs - ref_logprobs, 0.0)).sum(-1)
 

@@ -292,7 +292,8 @@ def compare_heads(
     n = len(hidden)
     vocab = len(head.weight)
     shape = shape_for(n, head.weight, 3, bytes)
-    pi, ref = Blocks(hidden, vocab, shape), Blocks(ref_hidden, vocab, shape)
+    pi = Blocks(hidden, vocab, shape)
+    ref = Blocks(ref_hidden, vocab, shape)
     kl = torch.zeros_like(pi.lse)
     for rows, columns in tiles(n, vocab, shape):
         logq, ref_logq = (

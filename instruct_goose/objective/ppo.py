@@ -197,9 +197,10 @@ class PPOLoss(nn.Module):
             phi_values=phi_values,
             returns=returns,
         )
-        policy = policy_loss(new, old, A, mask, self.epsilon, max_log_ratio=80.0)
-        value = value_loss(v, R, v_mask, v_old, self.value_clip_range)
-        policy, value = masked_sum(policy, mask) / n, masked_sum(value, v_mask) / n_v
+        policy_terms = policy_loss(new, old, A, mask, self.epsilon, max_log_ratio=80.0)
+        policy = masked_sum(policy_terms, mask) / n
+        value_terms = value_loss(v, R, v_mask, v_old, self.value_clip_range)
+        value = masked_sum(value_terms, v_mask) / n_v
         ratio = probability_ratio(new, old, max_log_ratio=80.0).detach()
         low, high = clip_active(ratio, A, self.epsilon)
         clipfrac = masked_sum((low | high).to(ratio.dtype), mask) / n

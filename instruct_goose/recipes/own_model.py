@@ -316,7 +316,7 @@ def demo_columns(config: TrainConfig) -> dict[str, str | None]:
             return {ours: theirs for ours, theirs in named.items() if theirs in row}
     return {}
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #68c898e7
 def own_trainer(place: str | None) -> Callable[..., RLHFTrainer]:
     "RLHFTrainer, or a subclass of the user's. Raises as `named_object`, and TypeError for another."
     if place is None:
@@ -395,7 +395,7 @@ def show_results(summary: dict, n_shown: int, out: Path) -> None:
         f"samples: {shown_path(out)}"
     )
 
-
+# %% ../../nbs/reference/recipes/own_model.ipynb #640e2f72
 def learnt_ends(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -521,9 +521,9 @@ def run_train(
     """
     inputs = inspect_inputs(config, rewards)
     digest = fingerprint_of_prompts([inputs.rows, inputs.held_out, inputs.demos])
-    known = {"SHA-256 of the data": digest}
+    identity = {"SHA-256 of the data": digest}
     if config.dry_run:
-        check_directory(config, known)
+        check_directory(config, identity)
         print(plan(config, inputs))
         with torch.random.fork_rng(devices=[]):
             trainer = trainer_of(config, own_model(inputs.place, config), inputs)
@@ -532,7 +532,7 @@ def run_train(
         print(loaded_text(trainer.agent.model, inputs.tokenizer))
         return {}
     own = own_loss(own_trainer(config.trainer))
-    return in_run_directory(config, "train", partial(train_on, config, inputs), known, **own)
+    return in_run_directory(config, "train", partial(train_on, config, inputs), identity, **own)
 
 # %% ../../nbs/reference/recipes/own_model.ipynb #84cfb266
 ANSWERS_OF_PAIRS = "chosen_column and rejected_column name the answers of a pair"
@@ -690,9 +690,9 @@ def run_supervised(
     """
     data = inspect_stage(config, stage)
     digest = fingerprint_of_prompts([data.rows, data.held_out])
-    known = {"SHA-256 of the data": digest}
+    identity = {"SHA-256 of the data": digest}
     if config.dry_run:
-        check_directory(config, known)
+        check_directory(config, identity)
         print(stage_plan(config, stage, data))
         with torch.random.fork_rng(devices=[]):
             model, _ = load_stage(config, stage, data)
@@ -724,7 +724,7 @@ def run_supervised(
         print(f"{shown} on {len(data.held_out)} held-out rows. {shown_path(out)}")
         return summary
 
-    return in_run_directory(config, stage.name, train, known)
+    return in_run_directory(config, stage.name, train, identity)
 
 # %% ../../nbs/reference/recipes/own_model.ipynb #3535e288
 def fit_options(

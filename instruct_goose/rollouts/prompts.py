@@ -235,7 +235,7 @@ def encode_prompts(
     ids, mask = pad(rows, tokens.pad_id, side="left")
     return PromptBatch(ids, mask)
 
-
+# %% ../../nbs/reference/rollouts/prompts.ipynb #28dbf26c
 def drop_long_prompts(prompts: Any, tokens: Tokens, limit: int | None, how: LongRows) -> Any:
     """Leave out the prompts that config.long_rows drops.
 

@@ -157,7 +157,7 @@ def optional_settings(config: object) -> OptionalSettings:
 def open_run(
     config: DirectoryConfig,
     name: str,  # of a new directory under runs/
-    **more: Any,  # what else must be the same when the run is resumed
+    identity: Mapping[str, Any] | None = None,  # what else must be the same when it is resumed
 ) -> tuple[Path, CheckpointManager]:
     """Open a directory for a new run, or the one that is to go on.
 
@@ -170,7 +170,11 @@ def open_run(
         need_tracker(optional.track)
     out = Path(on_main_process(partial(_make_or_find_directory, config, name))).absolute()
     manager = CheckpointManager(
-        out, settings_of(config) | more, config.steps, config.save_every, config.keep
+        out,
+        settings_of(config) | dict(identity or {}),
+        config.steps,
+        config.save_every,
+        config.keep,
     )
     manager.to_go_on = optional.to_go_on
     if config.resume:
@@ -269,8 +273,8 @@ class RunLog(Callback[RLHFTrainer]):
     """
 
     def __init__(self, out: str | Path, stage: Stage):
-        self.path = Path(out).absolute() / "metrics.jsonl"
-        self.tokens = self.path.with_name("tokens.jsonl")
+        self.metrics_path = Path(out).absolute() / "metrics.jsonl"
+        self.tokens_path = self.metrics_path.with_name("tokens.jsonl")
         self.stage = stage
         self.metrics: list[Metrics] = []  # of all iterations, as the file has them
         self.digest = hashlib.sha256()  # of their lines
@@ -280,11 +284,11 @@ class RunLog(Callback[RLHFTrainer]):
     ) -> None:
         "Write the lines of an iteration, then let the stage keep the state."
         if is_main_process():
-            append_jsonl(self.path, metrics)
+            append_jsonl(self.metrics_path, metrics)
             if is_recorded(trainer.iteration - 1, trainer.config.steps):
                 responses = record_tokens(trainer, experience, rows=4)
                 row = {"iteration": metrics["iteration"], "responses": responses}
-                append_jsonl(self.tokens, row)
+                append_jsonl(self.tokens_path, row)
         self.metrics.append(nan_to_none(metrics))
         self.digest.update(json_line(metrics).encode())
         state = partial(self.state_of, trainer)
@@ -306,7 +310,7 @@ class RunLog(Callback[RLHFTrainer]):
         """
         state = self.stage.newest_state
         if state is not None:
-            self.metrics = on_main_process(partial(checked_log, state, self.path))
+            self.metrics = on_main_process(partial(checked_log, state, self.metrics_path))
             for metrics in self.metrics:
                 self.digest.update(json_line(metrics).encode())
             steps = state["identity"]["config"].get("steps")
@@ -319,8 +323,8 @@ class RunLog(Callback[RLHFTrainer]):
                     partial(print_new_schedule, trainer.config, steps, trainer.iteration)
                 )
         if is_main_process():
-            truncate_log(self.tokens, trainer.iteration)
-            truncate_log(self.path, trainer.iteration)
+            truncate_log(self.tokens_path, trainer.iteration)
+            truncate_log(self.metrics_path, trainer.iteration)
 
 # %% ../../nbs/reference/runs/directory.ipynb #765e2911
 def print_new_schedule(config: RLHFConfig, steps: object, done: int) -> None:
@@ -455,13 +459,14 @@ def logging_to(
     out: str | Path,  # the run's directory
     job: TrainingJob,
 ) -> Iterator[None]:
-    """Make the log and the tracker the trainer's last callbacks inside the block.
+    """Make the tracker and the log the trainer's last callbacks inside the block.
 
-    They run after the trainer's own, which see the iteration first and may add to its metrics.
+    They run after the trainer's own, which see the iteration first and may add to its metrics. The
+    log is the last: it gives the stage the states that all other callbacks have by then.
     """
     own_callbacks = trainer.callbacks
     trackers = [TRACKERS[job.track](out, every=job.track_every)] if job.track else []
-    trainer.callbacks = [*own_callbacks, log, *trackers]
+    trainer.callbacks = [*own_callbacks, *trackers, log]
     try:
         yield
     finally:
@@ -488,8 +493,8 @@ def in_run_directory(
     config: DirectoryConfig,
     name: str,  # of a new directory under runs/
     work: Callable[[Path, CheckpointManager], dict],  # returns the summary
-    known: Mapping[str, Any] | None = None,  # what else must be the same when it is resumed
-    **more: Any,  # for config.json
+    identity: Mapping[str, Any] | None = None,  # what else must be the same when it is resumed
+    **more_settings: Any,  # written to config.json beside the command's settings
 ) -> dict:
     """Do `work` in the directory of a new run, or of the one that `resume` names.
 
@@ -502,8 +507,8 @@ def in_run_directory(
     summary = on_main_process(partial(finished_run, config))
     if summary is not None:
         return summary
-    identity = on_main_process(partial(model_digests, config))
-    out, manager = open_run(config, name, **(known or {}), **identity)
+    digests_of_models = on_main_process(partial(model_digests, config))
+    out, manager = open_run(config, name, {**(identity or {}), **digests_of_models})
     threads = optional_settings(config).threads
     with (
         torch_threads(threads) if threads else nullcontext(),
@@ -511,37 +516,56 @@ def in_run_directory(
         manager,
     ):
         path = out / "config.json"
-        digests = input_digests(config)
-        then = read_json(path, "the configuration of the run") if path.exists() else {}
-        print_changed_files(dict(then.get("files") or {}), digests)
-        files = {"files": digests, "file_history": file_history(then, digests, manager)}
-        settings: dict[str, Any] = dict(files)
-        if isinstance(config, RLHFConfig):
-            settings |= {"algorithm": config.algorithm}
-        settings |= asdict(config) | more
+        settings = _settings_for_the_file(config, more_settings, path, manager)
         if is_main_process():
-            if not then:
-                write_json(path, settings)
-            elif then != then | files:
-                write_json(path, then | files)
+            _write_settings(path, settings)
             print(f"The run goes to {shown_path(out)}. Seed {config.seed}.")
         summary = work(out, manager)
         if is_main_process():
             write_json(path, settings)  # of a run that went on, now that it has
             write_json(out / "summary.json", summary)
     if is_main_process():
-        print_worst_finding(out, settings_of(config) | more)
+        print_worst_finding(out, settings_of(config) | more_settings)
     return on_main_process(lambda: summary)
 
+# %% ../../nbs/reference/runs/directory.ipynb #8b13fd60
+def _settings_for_the_file(
+    config: DirectoryConfig,
+    more_settings: Mapping[str, Any],
+    path: Path,  # config.json, as the run left it; it need not be there
+    manager: CheckpointManager,
+) -> dict[str, Any]:
+    "Put together what config.json says of this run. Prints which files have changed since."
+    digests = input_digests(config)
+    then = read_json(path, "the configuration of the run") if path.exists() else {}
+    print_changed_files(dict(then.get("files") or {}), digests)
+    settings: dict[str, Any] = {
+        "files": digests,
+        "file_history": file_history(then, digests, manager),
+    }
+    if isinstance(config, RLHFConfig):
+        settings |= {"algorithm": config.algorithm}
+    return settings | asdict(config) | dict(more_settings)
+
+
+def _write_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    "Write config.json. In one that is there only the record of the files is renewed for now."
+    then = read_json(path, "the configuration of the run") if path.exists() else {}
+    files = {"files": settings["files"], "file_history": settings["file_history"]}
+    if not then:
+        write_json(path, settings)
+    elif then != then | files:
+        write_json(path, then | files)
+
 # %% ../../nbs/reference/runs/directory.ipynb #079c1e35
-def check_directory(config: DirectoryConfig, known: Mapping[str, Any]) -> None:
+def check_directory(config: DirectoryConfig, identity: Mapping[str, Any]) -> None:
     """Check what `in_run_directory` checks before any work, and write nothing.
 
     Raises as `finished_run` and `open_run`.
     """
     if finished_run(config) is not None:
         return
-    identity = {**known, **model_digests(config)}
+    identity = {**identity, **model_digests(config)}
     track = optional_settings(config).track
     if track:
         need_tracker(track)

@@ -104,14 +104,14 @@ class Clock:
     """
 
     def __init__(self):
-        self.wall = time.perf_counter()
-        self.cpu = time.process_time()
+        self.wall_start = time.perf_counter()
+        self.cpu_start = time.process_time()
 
     def read(self) -> dict[str, float]:
         "Return `wall_seconds` and `cpu_seconds` so far, to a hundredth."
         return {
-            "wall_seconds": round(time.perf_counter() - self.wall, 2),
-            "cpu_seconds": round(time.process_time() - self.cpu, 2),
+            "wall_seconds": round(time.perf_counter() - self.wall_start, 2),
+            "cpu_seconds": round(time.process_time() - self.cpu_start, 2),
         }
 
 # %% ../../nbs/guides/resume.ipynb #5c6914d4
@@ -138,7 +138,7 @@ class CheckpointManager:
         self.every = every
         self.keep = keep
         self.clock = Clock()
-        self.earlier: dict[str, float] = {}  # seconds of the runs that this one continues
+        self.earlier_seconds: dict[str, float] = {}  # of the runs that this one continues
         self.resumed_from: int | str | None = None  # iteration, or stage
         self.latest = RunState({}, None)  # the newest whole state, in memory
         self.on_disk = self.latest  # the one that was saved last
@@ -162,7 +162,7 @@ class CheckpointManager:
         checkpoint is not counted.
         """
         return {
-            name: round(seconds + self.earlier.get(name, 0), 2)
+            name: round(seconds + self.earlier_seconds.get(name, 0), 2)
             for name, seconds in self.clock.read().items()
         }
 
@@ -245,7 +245,7 @@ class CheckpointManager:
         place = Place(*record["place"])
         self.latest = RunState(unflatten(tensors, record["stages"]), place)
         self.on_disk = self.latest
-        self.earlier = record["seconds"]
+        self.earlier_seconds = record["seconds"]
         self.resumed_from = place.done if place.stage == RL_STAGE else place.stage
         return Path(path)
 

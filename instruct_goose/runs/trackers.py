@@ -81,8 +81,10 @@ class Tracker(Callback[RLHFTrainer]):
     def shut(self) -> None:
         "Write what is left: the run is over. Called only after `open`."
 
-    def on_iteration(self, trainer: RLHFTrainer, experience: Experience, metrics: Metrics) -> None:
-        "Send the numbers of an iteration, from the main process; first open, if need be."
+    def on_iteration_end(
+        self, trainer: RLHFTrainer, experience: Experience, metrics: Metrics
+    ) -> None:
+        "Send all numbers of an iteration, from the main process; first open, if need be."
         if not is_main_process():
             return
         iteration = int(metrics["iteration"] or 0)

@@ -88,7 +88,8 @@ def calculator_talks(
 
     talks = []
     for _ in range(n):
-        a, b = rng.randint(0, largest), rng.randint(0, largest)
+        a = rng.randint(0, largest)
+        b = rng.randint(0, largest)
         talk: list[dict[str, Any]] = [{"role": "user", "content": f"{a} + {b}"}]
         answer = rng.randint(0, 2 * largest)
         if rng.random() < 0.5:

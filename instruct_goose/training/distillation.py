@@ -6,7 +6,7 @@
 __all__ = ['Direction', 'PromptOfTeacher', 'token_divergence', 'DistillationTrainer', 'no_reward']
 
 # %% ../../nbs/reference/training/distillation.ipynb #25482947
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from torch import nn, Tensor
 from transformers import PreTrainedModel
 
 from ..config import RLHFConfig
+from ..core.state import fingerprint_module
 from ..models.agent import Evaluation, load_policy
 from ..models.families import vocabulary_size
 from ..models.response import response_logits
@@ -22,7 +23,7 @@ from ..models.tokens import pad, unpad
 from ..objective.kl import exact_kl
 from ..objective.masks import aggregate
 from ..rollouts.rollout import Rollout
-from .experience import Experience
+from .experience import Experience, model_inputs
 from .trainer import RLHFTrainer
 from .update import aggregation_args
 
@@ -107,25 +108,35 @@ class DistillationTrainer(RLHFTrainer):
                 query_ids,
                 query_mask,
                 batch.response_ids,
-                batch.mask,
+                batch.attention_mask,
                 self.config.temperature,
             )
 
     def loss(self, new: Evaluation, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
-        "The mean divergence from the teacher, averaged over tokens as the settings say."
-        logits = response_logits(
-            self.agent.model,
-            batch.query_ids,
-            batch.query_mask,
-            batch.response_ids,
-            batch.mask,
-            self.config.temperature,
-        )
+        """Compute the mean divergence from the teacher, averaged as the settings say.
+
+        Over the tokens that the student wrote; what an environment wrote is read, and not learnt.
+        """
+        logits = response_logits(self.agent.model, *model_inputs(batch), self.config.temperature)
         divergence = token_divergence(
             logits, self.teacher_logits(batch), batch.mask, self.direction
         )
         loss = aggregate(divergence, batch.mask, **aggregation_args(self.config, batch))
         return loss, {"teacher_kl": loss.detach()}
+
+    def identity(self) -> dict[str, Any]:
+        "What the run is: that of an `RLHFTrainer`, and a fingerprint of the teacher."
+        teacher = None if self.teacher is None else fingerprint_module(self.teacher)
+        return super().identity() | {"teacher": teacher}
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        "Raise ValueError as `RLHFTrainer` does, and for the state of a run with another teacher."
+        super().check_state_dict(state)
+        if state["identity"].get("teacher") != self.identity()["teacher"]:
+            raise ValueError(
+                "the teacher is not the one of this checkpoint: build the trainer with the same "
+                "teacher as before"
+            )
 
 
 def no_reward(completions: list[str]) -> list[float]:

@@ -573,7 +573,7 @@ def add_metrics(log: dict[str, T], more: Mapping[str, T]) -> dict[str, T]:
     require_new_names(more, log)
     return {**log, **more}
 
-
+# %% ../../nbs/reference/training/metrics.ipynb #932f5507
 def check_added_metrics(metrics: Metrics) -> None:
     """Check what callbacks have added to an iteration's metrics.
 
@@ -714,7 +714,7 @@ def prompt_metrics(
         "prompts_held_out": sum(held) / len(held) if held_out else None,
     }
 
-
+# %% ../../nbs/reference/training/metrics.ipynb #e95bcd4a
 def prompts_read(prompts: Sequence | dict) -> list[str]:
     """List what the policy reads of each prompt, as one text each.
 
@@ -796,7 +796,7 @@ WEIGHT_CHANGES = (  # the names of `weight_changes`
     "tensors_unmoved",
 )
 
-
+# %% ../../nbs/reference/training/metrics.ipynb #ba964fb2
 class PolicyChange:
     """What an iteration's updates do to the policy and to the weights.
 

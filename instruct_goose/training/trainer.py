@@ -99,6 +99,7 @@ from instruct_goose.training.callbacks import (
     callback_parts,
     check_callbacks,
     Phases,
+    require_reason,
     StopWhen,
     tell_rollout,
 )
@@ -516,7 +517,7 @@ class RLHFTrainer:
         kl_reason = self.stop_above_kl_limit(metrics)
         metrics |= self.advance(metrics)  # now: a moving reference follows the policy put back
         metrics |= self.evaluate_if_due(kl_reason)
-        reasons = self.ask_callbacks(experience, metrics)[:1]
+        reasons = self.ask_callbacks(experience, metrics)[:1]  # others often say the same
         if reasons and kl_reason is None and "final_kl_to_reference" not in metrics:
             metrics |= self.measure_final_kl(prompts)  # a callback has made this the last one
             kl_reason = self.stop_above_kl_limit(metrics)
@@ -594,13 +595,15 @@ class RLHFTrainer:
         """Call `on_iteration` of all callbacks. Returns the reasons to stop they give.
 
         A callback of any process can end the run: the reasons are those of all processes. Raises
-        TypeError for a metric that one has added and the log cannot hold, such as a tensor.
+        TypeError for a reason that is no text, and for a metric that a callback has added and the
+        log cannot hold, such as a tensor.
         """
 
         def ask_all() -> list[str | None]:
             answers = []
             for callback in self.callbacks:
-                answers.append(callback.on_iteration(self, experience, metrics))
+                answer = callback.on_iteration(self, experience, metrics)
+                answers.append(require_reason(callback, answer))
             check_added_metrics(metrics)
             return answers
 

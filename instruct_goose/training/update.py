@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['EvaluateFn', 'LossFn', 'drop_truncated', 'minibatches', 'micro_batches', 'aggregation_args', 'importance_weights',
-           'loss_args', 'kl_penalty_in_loss', 'total_loss', 'MicroBatchTrace', 'add_gradient', 'clip_gradients',
-           'make_optimizer', 'next_learning_rate', 'go_to_iteration', 'Coefficients', 'explain_nonfinite',
-           'first_nonfinite']
+           'loss_args', 'kl_penalty_in_loss', 'total_loss', 'MicroBatchTrace', 'add_gradient', 'checked_loss',
+           'nonfinite_loss', 'clip_gradients', 'make_optimizer', 'require_known_parameters', 'next_learning_rate',
+           'go_to_iteration', 'Coefficients', 'explain_nonfinite', 'first_nonfinite']
 
 # %% ../../nbs/reference/training/update.ipynb #3464f50d
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -240,31 +240,8 @@ def add_gradient(
     for name, x in (("logprobs", new.logprobs), ("values", new.values), ("entropy", new.entropy)):
         if x is not None and x.requires_grad:
             outputs[name] = x
-    result = loss_fn(new, micro)
-    if not _is_loss_and_parts(result):
-        raise TypeError(
-            "loss must return (loss, parts): a tensor of one number, and a dictionary of numbers "
-            "for the log, as super().loss does"
-        )
-    loss, parts = result
-    for name, part in parts.items():
-        if torch.is_tensor(part) and part.numel() != 1:
-            raise TypeError(
-                f"the loss's part {name!r} has the shape {tuple(part.shape)}, and the log takes "
-                "one number: return its mean or its sum"
-            )
-
-    def not_finite() -> FloatingPointError:
-        columns = {
-            "old_logprobs": micro.old_logprobs,
-            "ref_logprobs": micro.ref_logprobs,
-            "advantages": micro.advantages,
-            "returns": micro.returns,
-        }
-        require_finite(micro, columns)  # the cause, if it is one of these
-        return FloatingPointError(f"the loss is {loss.item()}")
-
-    refuse_if(~loss.isfinite(), not_finite)
+    loss, parts = checked_loss(loss_fn(new, micro))
+    refuse_if(~loss.isfinite(), lambda: nonfinite_loss(loss, micro))
     for x in outputs.values():
         x.retain_grad()
     stale_gradient = _norm_of_last_gradient(agent)
@@ -277,12 +254,47 @@ def add_gradient(
     )
 
 # %% ../../nbs/reference/training/update.ipynb #d9e60cd0
-def _is_loss_and_parts(result: object) -> bool:
+def checked_loss(result: object) -> tuple[Tensor, dict[str, Any]]:
+    """Return what a loss function has returned: the loss, and its parts for the log.
+
+    Raises TypeError for something else, and for a part that is not one number.
+    """
+    if not _is_loss_and_parts(result):
+        raise TypeError(
+            "loss must return (loss, parts): a tensor of one number, and a dictionary of numbers "
+            "for the log, as super().loss does"
+        )
+    loss, parts = result
+    for name, part in parts.items():
+        if torch.is_tensor(part) and part.numel() != 1:
+            raise TypeError(
+                f"the loss's part {name!r} has the shape {tuple(part.shape)}, and the log takes "
+                "one number: return its mean or its sum"
+            )
+    return loss, parts
+
+
+def _is_loss_and_parts(result: object) -> TypeGuard[tuple[Tensor, dict[str, Any]]]:
     "Whether a loss function returned a tensor of one number and a dictionary."
     match result:
         case (Tensor() as loss, dict()):
             return loss.numel() == 1
     return False
+
+
+def nonfinite_loss(loss: Tensor, micro: Experience) -> FloatingPointError:
+    """Make the error for a loss that is not finite.
+
+    Raises the error of the first column that is not finite, if there is one: that is the cause.
+    """
+    columns = {
+        "old_logprobs": micro.old_logprobs,
+        "ref_logprobs": micro.ref_logprobs,
+        "advantages": micro.advantages,
+        "returns": micro.returns,
+    }
+    require_finite(micro, columns)
+    return FloatingPointError(f"the loss is {loss.item()}")
 
 
 def _norm_of_last_gradient(agent: Agent) -> Tensor:
@@ -296,8 +308,9 @@ def _norm_of_last_gradient(agent: Agent) -> Tensor:
 def clip_gradients(agent: Agent, max_norm: float) -> dict[str, Tensor]:
     """Scale the gradients of policy and values down to `max_norm`, each for itself.
 
-    Returns `grad_norm` and `value_grad_norm`, the norms before. Raises FloatingPointError for
-    one that is not finite.
+    A transformer that both share belongs to the policy, with what the value loss adds to its
+    gradient. Returns `grad_norm` and `value_grad_norm`, the norms before, of the whole minibatch.
+    Raises FloatingPointError for one that is not finite.
     """
     parameters = {
         "grad_norm": agent.policy_parameters(),
@@ -345,7 +358,21 @@ def make_optimizer(
         made = optimizer
     else:
         made = optimizer(groups)
-    known = {id(p) for group in made.param_groups for p in group["params"]}
+    require_known_parameters(made, policy, values if learns_values else [])
+    return made
+
+# %% ../../nbs/reference/training/update.ipynb #d2f7a018
+def require_known_parameters(
+    optimizer: Optimizer,
+    policy: Sequence[nn.Parameter],  # that learn
+    values: Sequence[nn.Parameter],  # that learn, of the value function; empty: there is none
+) -> None:
+    """Check that an optimizer moves what is to learn.
+
+    Raises ValueError for one that knows none of the policy's parameters or leaves one of the
+    values' out. Warns of one that knows a part of the policy.
+    """
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
     n_unknown = sum(id(p) not in known for p in policy)
     if n_unknown == len(policy) > 0:
         raise ValueError(
@@ -358,15 +385,14 @@ def make_optimizer(
             f"the optimizer does not know {n_unknown} of the policy's {len(policy)} tensors that "
             "learn: they stay as they are. Freeze them (requires_grad=False), or pass "
             "optimizer=lambda groups: torch.optim.Adam(groups)",
-            stacklevel=2,
+            stacklevel=3,
         )
-    if learns_values and any(id(p) not in known for p in values):
+    if any(id(p) not in known for p in values):
         raise ValueError(
             "the optimizer does not know the value function's parameters: pass "
             "optimizer=lambda groups: torch.optim.Adam(groups), or build it on the parameters of "
             "the Agent that you pass"
         )
-    return made
 
 # %% ../../nbs/reference/training/update.ipynb #db7b503f
 def next_learning_rate(schedule: LRScheduler) -> None:

@@ -40,6 +40,23 @@ def test_values_stand_before_each_token(any_model, value_model):
         near(agent.values(*args), found.values)
 
 
+@pytest.mark.parametrize("value_model", [None, "copy"])
+def test_the_head_computes_in_float32_under_autocast(value_model):
+    "The transformer's states are rounded to 8 bits; w·h + b of them, in float64, is the oracle."
+    agent = Agent(tiny("gpt2").float(), value_model)
+    torch.nn.init.normal_(agent.value_head.weight, std=3.0)
+    torch.nn.init.constant_(agent.value_head.bias, 100.0)
+    states = []
+    agent.value_trunk.register_forward_hook(lambda _m, _i, out: states.append(out[0].double()))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = agent.values(*batch())
+    w, b = agent.value_head.weight[0].double(), agent.value_head.bias[0].double()
+    possible = (states[-1] @ w + b).flatten()
+    distance = (found[batch()[3]].double()[:, None] - possible).abs().min(1).values
+    assert found.dtype == torch.float32
+    assert distance.max() < 1e-3  # a bfloat16 near 100 is known to ±.25
+
+
 def test_a_value_model_of_ones_own(family, tmp_path):
     other = tiny("gpt2", seed=1)
     agent = Agent(family, other)

@@ -439,7 +439,7 @@ def test_a_record_that_is_no_runs_is_named(tmp_path):
     manager = CheckpointManager(tmp_path, {"lr": 1.0}, steps=4, every=1)
     step(manager, "sft", 2, 2, w=torch.ones(2))
     step(manager, "ppo", 1, 4, w=torch.zeros(2))
-    manager.earlier = {"wall_seconds": 100.0}
+    manager.earlier_seconds = {"wall_seconds": 100.0}
     step(manager, "ppo", 2, 4, w=torch.zeros(2))
     again = CheckpointManager(tmp_path, {"lr": 1.0}, steps=4)
     again.resume()

@@ -20,6 +20,7 @@ from instruct_goose.recipes.own_model import TrainConfig
 from instruct_goose.runs.directory import TrainingJob, open_run, train_policy
 from instruct_goose.runs.resume import RL_STAGE, CheckpointManager
 from instruct_goose.runs.trackers import TRACKERS, Tracker, by_word, need_tracker, some_texts
+from instruct_goose.training.callbacks import Callback
 
 RUN = """
 import socket, sys
@@ -260,3 +261,28 @@ def test_a_tracker_that_does_not_open_is_not_shut(tmp_path):
     with pytest.raises(RuntimeError, match="no network"):
         trainer(callbacks=[tracker]).step(PROMPTS, reward)
     tracker.close()
+
+
+class Kept(Tracker):
+    "Keeps what it is sent, by iteration."
+
+    def __init__(self, run_dir, every=10):
+        super().__init__(run_dir, every)
+        self.sent = {}
+
+    def numbers(self, numbers, iteration):
+        self.sent[iteration] = dict(numbers)
+
+
+def test_a_tracker_gets_what_is_measured_when_a_callback_has_ended_the_run(tmp_path):
+    "A run that a callback ends measures the policy that it leaves, after `on_iteration`."
+
+    class Enough(Callback):
+        def on_iteration(self, trainer, experience, metrics):
+            return "enough" if metrics["iteration"] == 1 else None
+
+    tracker = Kept(tmp_path, every=0)
+    t = trainer(max_kl_to_reference=1e3, callbacks=[Enough(), tracker])
+    history = t.train(PROMPTS, reward, progress=False)
+    assert history[1]["final_kl_to_reference"] is not None
+    assert tracker.sent == {line["iteration"]: by_word(line) for line in history}

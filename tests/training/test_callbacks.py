@@ -250,6 +250,27 @@ def test_of_several_callbacks_the_first_reason_is_named():
     assert t.stop_reason == "iteration 0: the callback asked for it"
 
 
+@pytest.mark.parametrize("answer", [True, 1, ["why"], object()])
+def test_a_reason_to_stop_that_is_no_text_is_an_error_that_names_the_callback(answer):
+    class Hasty(Callback):
+        def on_iteration(self, trainer, experience, metrics):
+            return answer
+
+    with pytest.raises(TypeError, match=r"Hasty\.on_iteration returned .*return None to go on"):
+        trainer(callbacks=[Hasty()]).train(PROMPTS, reward, progress=False)
+
+
+@pytest.mark.parametrize("answer", [None, False, 0, ""])
+def test_what_is_false_is_no_reason_to_stop(answer):
+    class Calm(Callback):
+        def on_iteration(self, trainer, experience, metrics):
+            return answer
+
+    t = trainer(callbacks=[Calm()])
+    assert len(t.train(PROMPTS, reward, steps=2, progress=False)) == 2
+    assert t.stop_reason is None
+
+
 def test_beside_the_reason_of_a_callback_stands_that_a_policy_was_put_back():
     t = trainer(max_kl_to_reference=1e-9, callbacks=[StopWhen(lambda metrics: True)])
     t.train(PROMPTS, reward, progress=False)

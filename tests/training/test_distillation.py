@@ -11,8 +11,10 @@ from instruct_goose import RLHFConfig, RLHFTrainer
 from instruct_goose.models.response import response_logits
 from instruct_goose.models.teacher import DISTILLATION, Teacher
 from instruct_goose.objective.policy_loss import policy_loss
+from instruct_goose.rollouts.multi_turn import TurnSampler
 from instruct_goose.rollouts.rollout import Rollout, attach_texts
 from instruct_goose.tasks.exact_world import PROMPTS, enumerate_logprobs, make_world, tiny_policy
+from instruct_goose.tasks.probes import tiny_world
 from instruct_goose.training.distillation import (
     DistillationTrainer,
     no_reward,
@@ -186,3 +188,63 @@ def test_what_cannot_teach_is_refused():
     other = GPT2LMHeadModel(GPT2Config(vocab_size=99, n_embd=8, n_layer=1, n_head=1))
     with pytest.raises(ValueError, match="the teacher has 99 tokens"):
         DistillationTrainer(student, other, config, tokenizer=WORLD.tokenizer)
+
+
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_both_models_read_what_an_environment_wrote(direction):
+    "Against a loop over the rows, in which each state holds the environment's words too."
+    student, tokenizer = tiny_world((0.2, 0.2, 0.2, 0.4))
+    teacher, _ = tiny_world((0.7, 0.1, 0.1, 0.1), seed=5)
+    torch.manual_seed(1)
+    for model in (student, teacher):
+        torch.nn.init.normal_(model.lm_head.weight, std=0.3)
+    settings = DISTILLATION | dict(batch_size=8, max_new_tokens=8, device="cpu")
+    trainer = DistillationTrainer(
+        student, teacher, RLHFConfig(**settings), tokenizer=tokenizer, direction=direction
+    )
+    trainer.use_sampler(lambda agent, tokens: TurnSampler(agent, tokens, lambda text: "b c"))
+    rollout = trainer.score(trainer.rollout(["a", "c"] * 4), no_reward)
+    experience = trainer.advantages(rollout)
+    assert experience.environment_mask.any()
+
+    divergences = []
+    for i in range(len(experience)):
+        query = experience.query_ids[i][experience.query_mask[i]]
+        real = experience.attention_mask[i]
+        ids = torch.cat([query, experience.response_ids[i][real]])[None]
+        for t, own in enumerate(experience.mask[i][real]):
+            if own:
+                with torch.no_grad():
+                    pair = [m.eval()(ids).logits[0, len(query) - 1 + t] for m in (student, teacher)]
+                pair = [logits.double().tolist() for logits in pair]
+                divergences.append(kl_by_hand(*(pair if direction == "reverse" else pair[::-1])))
+    loss, _ = trainer.loss(trainer.evaluate_tokens(experience), experience)
+    assert math.isclose(loss.item(), sum(divergences) / len(divergences), rel_tol=1e-5)
+
+
+def test_a_run_goes_on_with_its_own_teacher_alone():
+    "A teacher with one weight that differs is another one; the student has not changed then."
+
+    def made(teacher):
+        settings = RLHFConfig(**SETTINGS)
+        return DistillationTrainer(
+            tiny_policy("absolute"), teacher, settings, tokenizer=WORLD.tokenizer
+        )
+
+    teacher = tiny_policy("absolute", seed=1)
+    run = made(teacher)
+    run.train(list(PROMPTS), no_reward, steps=1, progress=False)
+    state = run.state_dict()
+    same = made(copy.deepcopy(teacher))
+    same.load_state_dict(state)
+    assert same.iteration == 1
+
+    other_teacher = copy.deepcopy(teacher)
+    with torch.no_grad():
+        next(other_teacher.parameters()).view(-1)[0] += 1e-3
+    other = made(other_teacher)
+    before = copy.deepcopy(other.agent.state_dict())
+    with pytest.raises(ValueError, match="the teacher is not the one of this checkpoint"):
+        other.load_state_dict(state)
+    assert other.iteration == 0
+    assert all(torch.equal(x, other.agent.state_dict()[name]) for name, x in before.items())

@@ -353,6 +353,36 @@ def test_a_gradient_that_is_not_finite_is_refused_by_name():
         clip_gradients(agent, 1.0)
 
 
+@pytest.mark.parametrize("value_model", [None, "copy"])
+def test_on_a_shared_transformer_the_value_loss_counts_in_the_policys_norm(value_model):
+    """The norm of ∂L/∂θ of the language model, with c₁ = 0 and with c₁ = 50.
+
+    A value function of its own transformer cannot change it; on the policy's it does.
+    """
+    norms = []
+    for vf_coef in (0.0, 50.0):
+        config = RLHFConfig(
+            device="cpu",
+            batch_size=8,
+            max_new_tokens=5,
+            beta=0.0,
+            epochs=1,
+            minibatches=1,
+            vf_coef=vf_coef,
+        )
+        t = RLHFTrainer(Agent(tiny().float(), value_model), config=config, tokenizer=TOKENIZER)
+        torch.manual_seed(4)
+        torch.nn.init.normal_(t.agent.value_head.weight)
+        log = t.step(PROMPTS * 2, lambda texts: [float(len(x)) for x in texts])
+        assert (log["value_grad_norm"] > 0) == (vf_coef > 0)
+        norms.append(log["grad_norm"])
+    without, with_values = norms
+    if value_model == "copy":
+        assert with_values == pytest.approx(without, rel=1e-4)
+    else:
+        assert with_values > 10 * without
+
+
 # ── matrix products in bfloat16 ──
 
 

@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from instruct_goose import Agent, RLHFConfig, RLHFTrainer
+from instruct_goose.rollouts.multi_turn import TurnSampler
 from instruct_goose.tasks.exact_world import PROMPTS, enumerate_logprobs, make_world, tiny_policy
-from instruct_goose.training.value_pretraining import critic_parameters, pretrain_values
+from instruct_goose.tasks.probes import tiny_world
+from instruct_goose.training.value_pretraining import (
+    critic_parameters,
+    pretrain_values,
+    value_step,
+)
 
 WORLD = make_world()
 # another reward than the page's: by the number of tokens, and the prompt
@@ -105,3 +111,86 @@ def test_without_a_critic_there_is_nothing_to_train():
     )
     with pytest.raises(ValueError, match="learns no values"):
         pretrain_values(trainer, list(PROMPTS), price, iterations=1)
+
+
+def test_the_critic_reads_what_an_environment_wrote():
+    """One full-batch step of SGD on the head alone, against a slow loop row by row.
+
+    The state of a token holds all before it, an environment's words too; those words have no value
+    of their own in the loss.
+    """
+    model, tokenizer = tiny_world((0.2, 0.2, 0.2, 0.4))
+    torch.manual_seed(3)
+    torch.nn.init.normal_(model.lm_head.weight, std=0.3)
+    config = RLHFConfig(
+        batch_size=16, max_new_tokens=8, beta=0.0, gamma=1.0, max_grad_norm=1e9, device="cpu"
+    )
+    trainer = RLHFTrainer(model, config=config, tokenizer=tokenizer)
+    trainer.use_sampler(lambda agent, tokens: TurnSampler(agent, tokens, lambda text: "b", turns=2))
+    experience = trainer.advantages(
+        trainer.score(trainer.rollout(["a", "c"] * 8), lambda texts: [len(t) for t in texts])
+    )
+    assert experience.environment_mask.any()
+    experience.returns = torch.randn(experience.mask.shape).masked_fill(~experience.mask, 0)
+    head = trainer.agent.value_head
+    torch.nn.init.normal_(head.weight)
+
+    errors, states = [], []
+    for i in range(len(experience)):
+        query = experience.query_ids[i][experience.query_mask[i]]
+        real = experience.attention_mask[i]
+        ids = torch.cat([query, experience.response_ids[i][real]])[None]
+        with torch.no_grad():
+            hidden = model.eval().transformer(ids).last_hidden_state[0]
+        for t, (own, target) in enumerate(
+            zip(experience.mask[i][real], experience.returns[i][real])
+        ):
+            if own:
+                state = hidden[len(query) - 1 + t]
+                states.append(state)
+                errors.append(state @ head.weight[0].detach() + head.bias.detach() - target)
+    gradient = (torch.stack(errors) * torch.stack(states)).mean(0)
+    wanted = head.weight[0].detach() - 0.1 * gradient
+
+    parameters = list(head.parameters())
+    value_step(trainer.agent, experience, parameters, torch.optim.SGD(parameters, lr=0.1), config)
+    torch.testing.assert_close(head.weight[0].detach(), wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_prompts_without_room_for_a_response_are_dropped_as_in_training():
+    model, tokenizer = tiny_world((0.2, 0.2, 0.2, 0.4))
+    config = RLHFConfig(
+        batch_size=4, max_new_tokens=8, beta=0.0, gamma=1.0, long_rows="drop", device="cpu"
+    )
+    trainer = RLHFTrainer(model, config=config, tokenizer=tokenizer)
+    asked = []
+
+    def reward(prompts, completion_ids):
+        asked.extend(prompts)
+        return [1.0] * len(prompts)
+
+    with pytest.warns(UserWarning, match="prompt"):
+        pretrain_values(trainer, ["a " * 12, "b"], reward, iterations=2)
+    assert set(asked) == {"b"}
+
+
+def test_the_critic_reads_a_micro_batch_at_once_and_learns_the_same():
+    "The rows of each pass with a gradient are counted; weights and log are those of one pass."
+    logs, heads, most_rows = [], [], []
+    for size in (None, 5):
+        trainer = make_trainer(value_model=None, micro_batch_size=size)
+        rows = []
+
+        def counted(query_ids, *rest, rows=rows, values=trainer.agent.values):
+            if torch.is_grad_enabled():
+                rows.append(len(query_ids))
+            return values(query_ids, *rest)
+
+        trainer.agent.values = counted
+        logs.append(pretrain_values(trainer, list(PROMPTS), price, iterations=2, lr=3e-2))
+        heads.append(trainer.agent.value_head.weight.detach().clone())
+        most_rows.append(max(rows))
+    assert most_rows[1] <= 5 < most_rows[0]
+    torch.testing.assert_close(heads[0], heads[1], atol=1e-5, rtol=1e-4)
+    for whole, in_pieces in zip(*logs, strict=True):
+        assert whole == pytest.approx(in_pieces, rel=1e-4, abs=1e-6)
