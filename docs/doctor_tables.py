@@ -126,23 +126,75 @@ def healthy_by_findings() -> str:
 
 
 # --- libraries × rules ----------------------------------------------------------------------------
+LIBRARY_LOGS = ROOT / "tests/doctor/library_logs"
+MADE_BY = {  # whose program has written the logs that a library's table is tested with
+    "verl": (("verl_",), "verl's own functions and loggers, called by a loop of ours on a CPU"),
+    "TRL (GRPO, RLOO)": (("trl_grpo", "trl_rloo"), "TRL's trainers"),
+    "TRL (PPO)": (("trl_ppo",), "TRL's trainer"),
+    "torchtune (PPO, GRPO)": (
+        ("torchtune_",),
+        "torchtune's PPO recipe; GRPO is read from its source",
+    ),
+    "OpenRLHF": ((), "nobody: it needs a GPU's packages, the names are read from its source"),
+    "TRL and transformers (SFT, DPO, reward model)": (
+        ("trl_dpo", "trl_sft", "trl_reward"),
+        "TRL's trainers",
+    ),
+}
+
+
 def libraries_by_rules() -> str:
     "Which rules the numbers of each library allow, if it logs all that is read."
     from instruct_goose.doctor.diagnosis import RULES
-    from instruct_goose.doctor.libraries import LIBRARIES
+    from instruct_goose.doctor.libraries import LIBRARIES, can_be_asked
 
     logged = {library.name: {column.ours for column in library.columns} for library in LIBRARIES}
     rows = []
     for rule in RULES:
-        can_be_asked = []
-        for ours in logged.values():
-            is_asked = bool(rule.metrics) and ours.issuperset(rule.metrics) and not rule.columns
-            can_be_asked.append("yes" if is_asked else "–")
-        if "yes" in can_be_asked:
-            rows.append([rule.name, *can_be_asked])
+        cells = ["yes" if can_be_asked(rule, ours) else "–" for ours in logged.values()]
+        if "yes" in cells:
+            rows.append([rule.name, *cells])
     totals = [sum(row[i] == "yes" for row in rows) for i in range(1, len(logged) + 1)]
     rows.append([f"of {len(RULES)} rules", *totals])
     return table(["rule", *logged], rows)
+
+
+def library_verdicts() -> dict[str, tuple[dict, list[str]]]:
+    "Each log that a library has made: what is known of its run, and what the doctor finds."
+    from instruct_goose.doctor.libraries import diagnose_log, read_log
+
+    expected = json.loads((LIBRARY_LOGS / "expected.json").read_text("utf-8"))
+    verdicts = {}
+    for name, known in expected.items():
+        found = [finding.name for finding in diagnose_log(read_log(LIBRARY_LOGS / name))]
+        verdicts[name] = (known, found)
+    return verdicts
+
+
+def libraries_by_logs() -> str:
+    "By whom the logs of each library were made, and what the doctor says of them."
+    verdicts = library_verdicts()
+    rows = []
+    for library, (prefixes, maker) in MADE_BY.items():
+        of_library = [both for name, both in verdicts.items() if name.startswith(prefixes)]
+        healthy = [found for known, found in of_library if not known["wrong"]]
+        said = Counter(verdict_on(found, known) for known, found in of_library if known["wrong"])
+        silent = sum(not found for found in healthy)
+        counts = [said[verdict] for verdict in ("named", "seen", "false", "missed")]
+        rows.append([library, maker, len(healthy), len(healthy) - silent, said.total(), *counts])
+    head = ["library", "logs made by", "healthy", "with a finding", "bugs", "named", "only seen"]
+    return table([*head, "named falsely", "silent"], rows)
+
+
+def bugs_by_logs() -> str:
+    "Each bug in a log that a library has made, and what the doctor says of it."
+    rows = []
+    for name, (known, found) in library_verdicts().items():
+        if known["wrong"]:
+            log = name.rpartition(".")[0].replace("_", " ")
+            said = ", ".join(found) or "nothing"
+            rows.append([log, known["wrong"], said, verdict_on(found, known)])
+    return table(["log", "what is wrong", "findings", "verdict"], rows)
 
 
 # --- how often it was right -----------------------------------------------------------------------

@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 
 from doctor_tables import (
+    bugs_by_logs,
     bugs_by_tools,
     fresh_bugs,
     fresh_counts,
     healthy_by_findings,
+    libraries_by_logs,
     libraries_by_rules,
     public_logs,
     seen_by_either,
@@ -461,8 +463,14 @@ def know_page() -> str:
         "A finding is true if the run itself, not its log, says so.",
         healthy_by_findings(),
         "### Libraries and rules",
-        "Rules that the numbers of a library allow, if it logs every name that is read. Rules that no other library's numbers allow are left out.",
+        "Rules that the numbers of a library allow, if it logs every name that is read. Rules that no other library's numbers allow are left out. "
+        "[More rules](reference/doctor/libraries.ipynb#what-the-rules-say) are asked of these logs alone.",
         libraries_by_rules(),
+        "The names, units and signs of a library's numbers are tested with logs of tiny runs, healthy and with bugs, beside what is counted from the tensors of "
+        "the same runs. verl and OpenRLHF train on GPUs alone, and OpenRLHF's trainer cannot be imported without deepspeed, vLLM and flash-attn. "
+        "Some rules were written with these logs in view: expect fewer hits on yours.",
+        libraries_by_logs(),
+        bugs_by_logs(),
         "### Logs of others",
         "Logs from public issues and repositories, which nobody here has written. *True?* is by what the thread, or the rest of the repository, says.",
         public_logs(),

@@ -1,5 +1,7 @@
-"""Logs of other libraries: TRL's own runs, healthy and with bugs, and the forms of file that others
-write. `evidence/library_logs.py` makes the logs of TRL.
+"""Logs of other libraries: what they have written themselves, healthy and with bugs, and forms of file.
+
+`evidence/library_logs.py` and `library_logs_trl_ppo.py` make the logs of TRL,
+`library_logs_torchtune.py` and `library_logs_verl.py` the others. `expected.json` has what is wrong in each, and what is said of it.
 """
 
 import json
@@ -21,40 +23,110 @@ from instruct_goose.doctor.libraries import (
 from instruct_goose.doctor.rules import KEYS
 
 LOGS = Path(__file__).parent / "library_logs"
-HEALTHY = [
-    "grpo_healthy",
-    "grpo_with_kl",
-    "grpo_loss_of_zero",
-    "rloo_healthy",
-    "dpo_healthy",
-    "sft_healthy",
-    "reward_healthy",
-]
-BUGS = {
-    "grpo_all_right": "equal rewards",
-    "grpo_all_wrong": "equal rewards",
-    "grpo_learning_rate_30_times": "entropy collapse",
-    "grpo_no_gradient": "no policy gradient",
-    "grpo_one_reward_twice": "equal parts",
-    "dpo_same_pairs": "pairs alike",
-    "dpo_chosen_falls": "chosen falls",
-    "sft_no_learning_rate": "zero learning rate",
-    "reward_same_pairs": "pairs alike",
-}
+EXPECTED = json.loads((LOGS / "expected.json").read_text("utf-8"))
+HEALTHY = [name for name, known in EXPECTED.items() if not known["wrong"]]
+BUGS = [name for name, known in EXPECTED.items() if known["wrong"]]
+OTHER_MASK = "torchtune_ppo_never_ends.log"  # its bug is that the recipe sees other ends
+COUNTED = [name for name in EXPECTED if not name.startswith("trl") and name != OTHER_MASK]
 
 
 def trl(name):
     return read_log(LOGS / f"trl_{name}.json")
 
 
+def counted(name):
+    "What the script that made a log has counted from the tensors of the same iterations."
+    path = LOGS / f"{name.rpartition('.')[0]}_counted.json"
+    return json.loads(path.read_text("utf-8"))
+
+
+def test_every_log_has_an_expectation():
+    logs = {path.name for path in LOGS.iterdir() if "counted" not in path.name}
+    assert logs - {"expected.json"} == set(EXPECTED)
+
+
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_run_of_trl_has_no_finding(name):
-    assert diagnose_log(trl(name)) == []
+def test_a_healthy_run_of_a_library_has_no_finding(name):
+    assert diagnose_log(read_log(LOGS / name)) == []
 
 
 @pytest.mark.parametrize("name", BUGS)
-def test_a_bug_in_a_run_of_trl_is_named(name):
-    assert BUGS[name] in [finding.name for finding in diagnose_log(trl(name))]
+def test_a_bug_in_a_run_of_a_library_is_told_as_expected(name):
+    known = EXPECTED[name]
+    found = {finding.name for finding in diagnose_log(read_log(LOGS / name))}
+    assert found <= {*known["names"], *known["consequences"]}  # nothing untrue is said
+    verdict = "missed"
+    if found:
+        verdict = "named" if found & {*known["names"]} else "seen"
+    assert verdict == known["verdict"]
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_is_read_is_what_the_tensors_say(name):
+    "Lengths, rewards, ends and KL of each row, counted token by token while the log was written."
+    log = read_log(LOGS / name)
+    rows = counted(name)
+    assert len(log.metrics) == len(rows)
+    left_out = set()
+    if log.read.get("kl_to_reference") == "actor/kl_loss":  # of the policy during its updates
+        left_out = {"kl_to_reference"}
+    for read, tensors in zip(log.metrics, rows, strict=True):
+        compared = (read.keys() & tensors.keys()) - left_out
+        assert "response_length" in compared
+        assert "reward_mean" in compared or name == "verl_grpo_reward_nan.log"
+        assert "kl_to_reference" in compared or "grpo" in name
+        for metric in compared:
+            assert read[metric] == pytest.approx(tensors[metric], abs=1e-4), metric
+
+
+def test_torchtune_counts_updates_and_no_iterations():
+    "With four updates in an iteration the log begins at 4: nobody knows where the run began."
+    log = read_log(LOGS / "torchtune_ppo_healthy.log")
+    assert [row["iteration"] for row in log.metrics[:3]] == [3, 7, 11]
+    assert "start KL" not in asked_rules(log)[0]
+    log = read_log(LOGS / "torchtune_ppo_healthy_one_update.log")
+    assert [row["iteration"] for row in log.metrics[:3]] == [0, 1, 2]
+    assert "start KL" in asked_rules(log)[0]
+
+
+def test_torchtune_s_numbers_get_our_units():
+    log = read_log(LOGS / "torchtune_ppo_healthy.log")
+    row = read_rows((LOGS / "torchtune_ppo_healthy.log").read_text("utf-8"))[5]
+    assert log.metrics[5]["response_length"] == row["response_lengths"] + 1
+    assert log.metrics[5]["beta"] == pytest.approx(0.05)  # kl_coeff of the recipe's settings
+    tokens = log.metrics[5]["response_length"]
+    assert log.metrics[5]["kl_to_old"] == pytest.approx(row["approx_policy_kl"] * tokens)
+
+
+@pytest.mark.parametrize("run, kl_coef", [("healthy", 0.05), ("kl_sign", -0.5)])
+def test_trl_s_ppo_takes_off_its_coefficient_times_the_kl_that_it_logs(run, kl_coef):
+    "So the KL has the unit and the sign of the reward: nats per response."
+    log = trl(f"ppo_{run}")
+    betas = [row["beta"] for row in log.metrics if abs(row["kl_to_reference"]) > 1e-3]
+    assert len(betas) > 8 and betas == pytest.approx([kl_coef] * len(betas), rel=1e-3)
+    assert [row["iteration"] for row in log.metrics] == list(range(12))
+
+
+def test_a_kl_of_the_present_policy_says_nothing_of_the_start():
+    "With two updates in step 1, verl's kl_loss there is no longer that of the two equal models."
+    log = read_log(LOGS / "verl_grpo_healthy_kl_loss.log")
+    assert "kl_to_reference" not in log.metrics[0] and "kl_to_reference" in log.metrics[1]
+    rows = read_rows((LOGS / "verl_grpo_healthy_kl_loss.log").read_text("utf-8"))
+    unmoved = [row | {"actor/ppo_kl": 0.0} for row in rows]  # as with one update
+    assert log_of_rows(unmoved).metrics[0]["kl_to_reference"] > 0
+
+
+def test_verl_s_file_and_console_hold_the_same_run():
+    file = read_log(LOGS / "verl_ppo_healthy.log")
+    console = read_log(LOGS / "verl_ppo_healthy_console.log")
+    assert file.read == console.read
+    assert file.metrics == console.metrics
+
+
+def test_null_in_verl_s_file_is_not_finite():
+    log = read_log(LOGS / "verl_grpo_reward_nan.log")
+    assert '"critic/score/mean":null' in (LOGS / "verl_grpo_reward_nan.log").read_text("utf-8")
+    assert log.not_finite["reward_mean"] == [3, 4, 5, 6, 7]
 
 
 def test_a_loss_of_zero_is_explained():
@@ -146,6 +218,14 @@ def test_torchtune_and_openrlhf_are_recognised(tmp_path):
     )
     log = read_log(path)
     assert log.library.name == "OpenRLHF" and log.metrics[0]["kl_to_reference"] == 0.5
+    path.write_text(
+        "INFO ppo_trainer.py:551] ✨ Global step 4: {'policy_loss': 0.1, 'actor_lr': 1e-6, "
+        "'reward': 1.0, 'kl': 0.01, 'rollout/response_length_mean': 50.0, "
+        "'rollout/truncated_rate': 0.25}\n"
+    )
+    log = read_log(path)
+    assert log.metrics[0]["iteration"] == 3 and log.metrics[0]["kl_to_reference"] == 0.5
+    assert log.metrics[0]["finished"] == 0.75
 
 
 def test_a_resumed_run_counts_its_later_steps(tmp_path):
@@ -175,8 +255,23 @@ def test_the_command_reads_them(capsys):
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
 def test_every_column_is_one_of_ours(library):
-    more = {"loss", "accuracy", "margin", "rejected_logprob"}
+    more = {"loss", "accuracy", "margin", "rejected_logprob", "value_lr", "ended_responses"}
     assert {column.ours for column in library.columns} <= {*KEYS} | more
+
+
+READ_FROM_SOURCE = {"torchtune (PPO, GRPO)": {"lr"}}  # of recipes that could not be run
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_every_column_is_read_from_a_log_that_the_library_has_written(library):
+    if library.name == "OpenRLHF":
+        return  # no log of it could be made
+    read = set(READ_FROM_SOURCE.get(library.name, ()))
+    for name in EXPECTED:
+        log = read_log(LOGS / name)
+        if log.library == library:
+            read |= log.read.keys()
+    assert read == {column.ours for column in library.columns}
 
 
 ROW = {"loss": 0.5, "grad_norm": 1.0, "learning_rate": 1e-6, "reward": 0.25, "kl": 0.1}

@@ -41,9 +41,17 @@ def test_a_run_with_its_tokens_is_examined_as_by_the_command(doctor_folder, tmp_
     assert said["text"] == examine(OURS).text and said["ignored"] == []
 
 
-@pytest.mark.parametrize("name", ["trl_grpo_all_right", "trl_dpo_same_pairs"])
-def test_a_log_of_trl_is_examined_as_by_the_command(name, doctor_folder, tmp_path):
-    path = ROOT / f"tests/doctor/library_logs/{name}.json"
+LIBRARY_LOGS = (
+    "trl_grpo_all_right.json",
+    "trl_dpo_same_pairs.json",
+    "torchtune_ppo_kl_sign.log",
+    "verl_grpo_reward_nan.log",
+)
+
+
+@pytest.mark.parametrize("name", LIBRARY_LOGS)
+def test_a_log_of_another_library_is_examined_as_by_the_command(name, doctor_folder, tmp_path):
+    path = ROOT / f"tests/doctor/library_logs/{name}"
     said = on_a_page(doctor_folder, {"pasted.txt": path.read_text()}, tmp_path)
     examined = examine(path)
     assert said["text"] == examined.text
