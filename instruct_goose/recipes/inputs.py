@@ -334,7 +334,13 @@ def load_reward(place: str) -> Any:  # a function, or a RewardModel
     Raises ValueError or OSError, beginning with --reward, for what is none.
     """
     if not Path(place).is_dir():
-        return named_object(place, "--reward")
+        named = named_object(place, "--reward")
+        if isclass(named):
+            raise ValueError(
+                f"--reward: {place} is a class: make an instance in the file, such as "
+                f"reward = {named.__name__}(), and name that"
+            )
+        return named
     try:
         return RewardModel.from_pretrained(place).eval().requires_grad_(False)
     except (OSError, ValueError, TypeError) as e:
@@ -389,7 +395,8 @@ def load_module(place: str, flag: str) -> ModuleType:
             with imports_from(Path.cwd()):
                 return importlib.import_module(place)
     except (Exception, SystemExit) as e:
-        raise ValueError(f"{flag}: {place} does not run: {type(e).__name__}: {e}") from e
+        line = "" if isinstance(e, SyntaxError) else place_of(e)  # which says its own
+        raise ValueError(f"{flag}: {place} does not run: {type(e).__name__}: {e}{line}") from e
 
 
 def _run_file(path: Path) -> ModuleType:

@@ -105,7 +105,7 @@ def reward_signature(function: Callable, known: Collection[str]) -> RewardSignat
     """Read a reward function's parameters.
 
     Raises RewardError for a parameter without a default that is not `known`, such as a column that
-    the data does not have.
+    the data does not have, and for a known one that cannot be given by name.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -117,6 +117,12 @@ def reward_signature(function: Callable, known: Collection[str]) -> RewardSignat
     for parameter in parameters[1:] if texts_first else parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
             takes_all = True
+        elif parameter.kind is parameter.POSITIONAL_ONLY and parameter.name in known:
+            name = getattr(function, "__name__", type(function).__name__)
+            raise RewardError(
+                f"the reward function {name} takes {parameter.name!r} by its place alone, and "
+                "columns are given by name: leave out the / behind it"
+            )
         elif parameter.name in known:
             names.append(parameter.name)
         elif (
@@ -157,9 +163,12 @@ def asked_names(reward_fns: Iterable[Reward]) -> set[str]:
 
 def _takes_texts(first: inspect.Parameter, known: Collection[str]) -> bool:
     "Whether the first parameter is for the texts, whatever its name is."
-    if first.kind in (first.POSITIONAL_ONLY, first.VAR_POSITIONAL):
+    if first.kind is first.VAR_POSITIONAL:
         return True
-    return first.kind is first.POSITIONAL_OR_KEYWORD and first.name not in known
+    if first.kind is first.POSITIONAL_ONLY and first.name == "texts":
+        return True
+    by_place = (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
+    return first.kind in by_place and first.name not in known
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #40044bf4
 def call_reward(function: Callable, kwargs: RewardKwargs) -> Any:
@@ -504,8 +513,13 @@ def reward_callable(reward_fn: Reward) -> Callable:
     """Find what is to be called: a function, a `score` method, or a classifier.
 
     The classifier is that of a transformers pipeline. Raises TypeError for what cannot be called
-    with texts.
+    with texts, and for a class where its instance is meant.
     """
+    if isinstance(reward_fn, type):
+        raise TypeError(
+            f"reward_fn is the class {reward_fn.__name__}: pass an instance of it, "
+            f"{reward_fn.__name__}(…)"
+        )
     if type(reward_fn).__module__.startswith("transformers.pipelines"):
         pipeline: Any = reward_fn
         reward_fn = Classifier(pipeline.model, pipeline.tokenizer)
@@ -612,7 +626,7 @@ def place_of(error: BaseException) -> str:  # " (rewards.py, line 3)"; "" for a 
     "Where a reward function raised: its last line that is not this library's, nor Python's."
     found = ""
     for frame in traceback.extract_tb(error.__traceback__):
-        if not frame.filename.startswith((_HERE, *_LIBRARIES)):
+        if not frame.filename.startswith((_HERE, "<frozen ", *_LIBRARIES)):
             found = f" ({frame.filename}, line {frame.lineno})"
     return found
 

@@ -9,7 +9,8 @@ __all__ = ['Metrics', 'WATCHED', 'BARS', 'T', 'UNLOGGED_PARTS', 'LATER_METRICS',
            'History', 'sparkline', 'rollout_metrics', 'score_metrics', 'sampler_metrics', 'ratio_metrics',
            'step_metrics', 'check_first_step', 'require_new_names', 'add_metrics', 'check_added_metrics',
            'held_out_logged', 'update_metrics', 'timing', 'trainer_metrics', 'moment_norm', 'prompt_metrics',
-           'prompts_read', 'what_is_read', 'sample_weights', 'weight_changes', 'PolicyChange', 'progress_line']
+           'prompts_read', 'what_is_read', 'special_token_texts', 'sample_weights', 'weight_changes', 'PolicyChange',
+           'progress_line']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import json
@@ -22,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.optim import Optimizer
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import precision, RLHFConfig
 from ..core.checks import shorten
@@ -692,21 +693,28 @@ def prompt_metrics(
     prompts: Sequence | dict,
     rollout: Rollout,
     held_out: frozenset[str] = frozenset(),  # `prompts_read` of the prompts to evaluate on
+    tokenizer: PreTrainedTokenizerBase | None = None,  # its special tokens may stand in prompts
 ) -> Metrics:
     """Count the different prompts, and the share whose text is still in their ids.
 
-    White space and case do not count. `prompts_kept` is None where the prompts are no texts.
+    White space and case do not count, nor special tokens that a prompt writes out, as one does
+    that has the chat template's marks in it: `rollout.prompts` is decoded without them.
+    `prompts_kept` is None where the prompts are no texts.
     `prompts_held_out`, the share of prompts that are held out as well, is None where none are.
     """
     rows = prompts["query_ids"].tolist() if isinstance(prompts, dict) else prompts
     read = prompts_read(prompts)
     different_texts = dict.fromkeys(rollout.prompts or ())
     encoded = "\n".join(_bare_text(text) for text in different_texts)
+    special_tokens = special_token_texts(tokenizer) if tokenizer is not None else []
     is_kept = []
     for row in rows:
         text = _prompt_text(row)
         if text is not None and rollout.prompts:
-            is_kept.append(_bare_text(text) in encoded)
+            plain_text = text
+            for token in special_tokens:
+                plain_text = plain_text.replace(token, "")
+            is_kept.append(_bare_text(text) in encoded or _bare_text(plain_text) in encoded)
     held = [text in held_out for text in read]
     return {
         "prompts_given": len(set(read)),
@@ -742,6 +750,15 @@ def what_is_read(row: object) -> str:
 def _bare_text(text: str) -> str:
     "The text without white space, in lower case."
     return "".join(text.split()).lower()
+
+
+def special_token_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    "List the texts of a tokenizer's special tokens, the longest first."
+    texts = {str(token) for token in tokenizer.all_special_tokens}
+    for token in tokenizer.added_tokens_decoder.values():
+        if token.special:
+            texts.add(token.content)
+    return sorted(texts, key=len, reverse=True)
 
 # %% ../../nbs/reference/training/metrics.ipynb #8a3e1d86
 MAX_TABLE_SIZE = 2**24  # numbers in a table of log-probabilities: 64 MiB in float32

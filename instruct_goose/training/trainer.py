@@ -545,7 +545,7 @@ class RLHFTrainer:
         metrics: Metrics = {"iteration": self.iteration, "beta": self.beta}
         metrics |= rollout_metrics(experience, self.config, self.eos_ids)
         held_out = self.held_out.read if self.held_out is not None else frozenset()
-        metrics |= prompt_metrics(prompts, experience, held_out)
+        metrics |= prompt_metrics(prompts, experience, held_out, self.tokenizer)
         metrics |= trainer_metrics(
             self.agent, self.ref_model, self.optimizer, experience, self.config
         )

@@ -69,6 +69,12 @@ def test_every_format_gives_the_rows_that_were_written(tmp_path_factory, rows, e
         ("a.jsonl", '{\n "prompt": "a"\n}', "json", "a.jsonl, line 1|jq -c ."),
         ("a.jsonl", "[" * 100_000, "json", "line 1"),
         ("a.jsonl", b'"a"\r\n"caf\xff"\r\n', "encoding", "a.jsonl, line 2|caf"),
+        (
+            "a.jsonl",
+            r'"a \ud83d\ude00"' + "\n" + r'"wink \ude09"',
+            "encoding",
+            r"a.jsonl, line 2|half a surrogate pair, \ude09, after 'wink '",
+        ),
         ("a.json", '["a",\n\n 3]', "shape", "a.json, row 1|int"),
         (
             "a.csv",

@@ -303,7 +303,13 @@ def test_rewards_by_their_place(here, tokenizer):
                 ("no.where:f", "no.where does not run"),
                 ("rewards.py:nan", "is nan"),
                 ("rewards.py:missing", "asks for 'colour'"),
-                ("half.py:f", "half.py does not run: SyntaxError"),
+                (
+                    "half.py:f",
+                    "half.py does not run: SyntaxError: invalid syntax (half.py, line 1)",
+                ),
+                ("falls.py:f", "falls.py, line 2)"),
+                ("lacks.py:f", "lacks.py, line 2)"),
+                ("judges.py:Judge", "such as reward = Judge(), and name that"),
                 ("llama", "score.weight"),
                 (".", "is no reward model"),
                 ("score", "FILE.py:NAME"),
@@ -326,6 +332,11 @@ def test_rewards_by_their_place(here, tokenizer):
 def test_what_cannot_be_used_is_one_sentence_and_nothing_is_made(here, monkeypatch, change, says):
     monkeypatch.setattr(own_run, "own_model", lambda *_: pytest.fail("the model was loaded"))
     Path("half.py").write_text("def f(:\n")
+    Path("falls.py").write_text("def f(texts):\n    return {}[texts]\n\nf('a')\n")
+    Path("lacks.py").write_text("import json\nimport not_installed_anywhere\n")
+    Path("judges.py").write_text(
+        "class Judge:\n    def score(self, texts):\n        return texts\n"
+    )
     Path("empty").mkdir()
     Path("none.jsonl").touch()
     Path("bad.yaml").write_text("learning_rate: 3\n")

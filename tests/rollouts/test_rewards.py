@@ -160,6 +160,41 @@ def test_errors_of_generators_and_of_objects_with_a_score_method_are_theirs():
         trainer(reward_timeout=5.0).score(r, late)
 
 
+def test_a_class_is_not_called_as_if_it_were_its_instance():
+    class Judge:
+        def score(self, texts):
+            return [1.0 for _ in texts]
+
+    t = trainer()
+    r = t.rollout(PROMPTS)
+    with pytest.raises(TypeError, match=r"the class Judge: pass an instance of it, Judge\("):
+        t.score(r, Judge)
+    assert t.score(r, Judge()).scores.tolist() == [1.0] * len(r.texts)
+
+
+def test_a_place_alone_gets_the_texts_and_never_in_the_place_of_a_column():
+    offer = {"texts": ["1+1=2", "2+3=6"], "completions": ["2", "6"], "answer": ["2", "5"]}
+
+    def anything(xs, /):
+        return [len(x) for x in xs]
+
+    def texts_by_name(texts, /, answer):
+        return [text.endswith(a) for text, a in zip(texts, answer, strict=True)]
+
+    assert call_reward(anything, offer) == [5, 5]
+    assert call_reward(texts_by_name, offer) == [True, False]
+
+    def first(completions, /):
+        return [len(completion) for completion in completions]
+
+    def second(xs, answer, /):
+        return [0.0 for _ in xs]
+
+    for function, name in ((first, "completions"), (second, "answer")):
+        with pytest.raises(RewardError, match=f"takes '{name}' by its place alone"):
+            call_reward(function, offer)
+
+
 @pytest.mark.parametrize("interrupt, seconds", [(KeyboardInterrupt, None), (SystemExit, 5.0)])
 def test_an_interrupt_is_nobodys_mistake(interrupt, seconds):
     t = trainer(reward_timeout=seconds)

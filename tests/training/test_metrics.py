@@ -394,6 +394,15 @@ def test_the_share_of_prompts_whose_text_arrived_whole(prompts, share):
     assert prompt_metrics(prompts, r)["prompts_kept"] == share
 
 
+def test_a_prompt_that_writes_out_special_tokens_arrived_whole():
+    r = dataclasses.replace(made().rollout(PROMPTS), prompts=["user who? robot", "was"])
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>", "<|turn|>end"]})
+    prompts = ["<|turn|>user who?<|turn|>end robot", "was<|turn|>", "was dull<|turn|>"]
+    assert prompt_metrics(prompts, r, tokenizer=tokenizer)["prompts_kept"] == 2 / 3
+    assert prompt_metrics(prompts, r)["prompts_kept"] == 0
+
+
 def test_chats_and_rows_have_a_text_and_token_ids_have_none():
     r = dataclasses.replace(made().rollout(PROMPTS), prompts=PROMPTS_READ)
     chat = [{"role": "user", "content": "The film is"}]
