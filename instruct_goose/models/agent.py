@@ -92,7 +92,9 @@ def load_value_trunk(
 ) -> PreTrainedModel | None:  # None: the policy's own
     """Find the transformer that the value head reads.
 
-    Raises ValueError for a value model that reads other tokens, or fewer, than the policy.
+    Of a model with a head, a reward model's directory for example, the transformer alone is taken.
+    Raises TypeError for an object that is no transformers model, ValueError for a value model that
+    reads other tokens, or fewer, than the policy.
     """
     if value_model is None:
         return None
@@ -100,6 +102,11 @@ def load_value_trunk(
         return copy_sharing_frozen(trunk(policy))
     if isinstance(value_model, str | Path):
         value_model = load_model(value_model, "trunk")
+    if not isinstance(unwrap_peft(value_model), PreTrainedModel):
+        raise TypeError(
+            f"value_model is a {type(value_model).__name__}: pass a transformers model (that of a "
+            "RewardModel is its .model), a path, or 'copy'"
+        )
     value_trunk = trunk(value_model)
     if value_trunk is trunk(policy):
         return None
