@@ -167,15 +167,17 @@ class RLHFTrainer:
 
     A step is one iteration, and `config.steps` counts these. Each makes several updates, which are
     steps of the optimizer.
-    advantage="gae" learns values, on the policy's transformer or a copy. Raises ValueError and
-    TypeError for parts that do not fit each other.
+    advantage="gae" learns values, on the policy's transformer or a copy. All models are moved to
+    the device of the settings and the policy is trained in place: a second trainer on the same
+    object begins with the weights that the first has left. Raises ValueError and TypeError for
+    parts that do not fit each other.
     """
 
     def __init__(
         self,
         model: nn.Module | str | Path,  # Agent, causal LM, PeftModel; or a path
         ref_model: nn.Module | None = None,  # π_ref; None: the policy now, if settings need one
-        config: RLHFConfig | None = None,  # None: the defaults
+        config: RLHFConfig | None = None,  # None: the defaults. Not to be changed afterwards
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,  # needed where prompts are text
         optimizer: Optimizer | Callable | None = None,  # None: AdamW. Or a function of groups
