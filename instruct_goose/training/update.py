@@ -344,9 +344,10 @@ def make_optimizer(
 
     It gets the parameters that learn (`requires_grad`) when it is made. `weight_decay` applies to
     all of them, biases, norms and the value head too. A parameter that is frozen later stays as it
-    is; one that is unfrozen later is not learnt, and `train` warns of it. Raises ValueError for one that knows none of the policy's parameters or leaves the values out,
-    and for weights in float16. Warns of one that knows a part of the policy. AdamW on weights in
-    bfloat16 can be a LostSteps warning.
+    is; one that is unfrozen later is not learnt, and `train` warns of it.
+    Raises ValueError for an optimizer that knows none of the policy's parameters or leaves the
+    values out, and for weights in float16. Warns of one that knows a part of the policy. AdamW on
+    weights in bfloat16 can be a LostSteps warning.
     """
     require_trainable(agent.parameters())
     policy, values = learning_parameters(agent, config)
