@@ -93,9 +93,9 @@ class OptimizerOfACopy(RLHFTrainer):
 
 
 class SecondEpochLost(RLHFTrainer):
-    def updates(self, experience):
+    def run_epochs(self, experience):
         with replaced(self.config, "epochs", 1):
-            return super().updates(experience)
+            return super().run_epochs(experience)
 
 
 def twice(reward):
@@ -341,6 +341,7 @@ BUGS = {
         ScoresOfTheIterationBefore,
         ("reward of other rows", "score off"),
         ("same random numbers", "noisy reward"),
+        unforeseen=("score shaping off",),
     ),
     "weights pulled to zero": Bug(
         "the loss holds a large L2 penalty of all weights", WeightsPulledToZero

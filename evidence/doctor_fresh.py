@@ -222,11 +222,11 @@ class SamplerOneBehind(RLHFTrainer):
 class BestByTrainingReward(RLHFTrainer):
     "The policy that is kept is the one of the lowest held-out reward."
 
-    def evaluate(self, prompts, reward_fn, greedy=False):
+    def evaluate_held_out(self, held_out, iterations_seen):
         offer = self.best_policy.offer
         self.best_policy.offer = lambda reward, iteration: offer(-reward, iteration)
         try:
-            return super().evaluate(prompts, reward_fn, greedy)
+            return super().evaluate_held_out(held_out, iterations_seen)
         finally:
             self.best_policy.offer = offer
 

@@ -361,17 +361,27 @@ def test_a_list_given_twice_is_refused():
 # ---------------------------------------------------------------- where the output goes
 
 
-@pytest.mark.parametrize("argv", first(2, [["exercises"], ["--help"], ["train", "--help"]]))
-def test_an_output_that_is_not_utf8_gets_replacements(argv):
+@pytest.mark.parametrize(
+    "argv, encoding",
+    first(
+        2,
+        [
+            (["exercises"], "ascii"),
+            (["--help"], "latin-1"),
+            (["exercises"], "latin-1"),
+            (["train", "--help"], "ascii"),
+        ],
+    ),
+)
+def test_an_output_that_is_not_utf8_gets_replacements(argv, encoding):
     code = "import sys; from instruct_goose.cli.main import main; main(sys.argv[1:])"
-    for encoding in ("ascii", "latin-1"):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *argv],
-            env=os.environ | {"PYTHONIOENCODING": encoding},
-            capture_output=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.decode(encoding)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv],
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode(encoding)
 
 
 def test_a_run_ends_well_on_an_output_that_is_not_utf8(tmp_path, monkeypatch):
