@@ -87,12 +87,14 @@ def load_policy(model: nn.Module | str | Path) -> PreTrainedModel:
 
 # %% ../../nbs/learn/13_agent.ipynb #781c9103
 def load_value_trunk(
-    value_model: PreTrainedModel | str | Path | None,  # None: the policy's; "copy"; a model; a path
+    value_model: nn.Module | str | Path | None,  # None: the policy's; "copy"; a model; a path
     policy: PreTrainedModel,
 ) -> PreTrainedModel | None:  # None: the policy's own
     """Find the transformer that the value head reads.
 
-    Raises ValueError for a value model that reads other tokens, or fewer, than the policy.
+    Of a model with a head, a reward model's directory for example, the transformer alone is taken.
+    Raises TypeError for an object that is no transformers model, ValueError for a value model that
+    reads other tokens, or fewer, than the policy.
     """
     if value_model is None:
         return None
@@ -100,7 +102,13 @@ def load_value_trunk(
         return copy_sharing_frozen(trunk(policy))
     if isinstance(value_model, str | Path):
         value_model = load_model(value_model, "trunk")
-    value_trunk = trunk(value_model)
+    plain = unwrap_peft(value_model)
+    if not isinstance(plain, PreTrainedModel):
+        raise TypeError(
+            f"value_model is a {type(value_model).__name__}: pass a transformers model, a path, or "
+            "'copy'. Of a RewardModel pass its directory: the value model is trained in place"
+        )
+    value_trunk = trunk(plain)
     if value_trunk is trunk(policy):
         return None
     check_causal(value_trunk)
@@ -119,8 +127,8 @@ class Agent(nn.Module):
 
     The head starts at zero, so the first values are exactly 0. It sits on the policy's own
     transformer, or on `value_model`: "copy", a model, or a path. Raises TypeError for a model
-    without a language-model head and for one that is not causal, ValueError for a value model
-    that reads other tokens.
+    without a language-model head, for one that is not causal and for a value model that is no
+    transformers model, ValueError for a value model that reads other tokens.
     """
 
     model: PreTrainedModel  # the policy
@@ -129,7 +137,7 @@ class Agent(nn.Module):
     def __init__(
         self,
         model: nn.Module | str | Path,  # a causal LM, a PeftModel of one, or where to load one
-        value_model: PreTrainedModel | str | Path | None = None,  # None: shared; "copy"; a model
+        value_model: nn.Module | str | Path | None = None,  # None: shared; "copy"; a model; a path
         gradient_checkpointing: bool = False,  # less memory; one more forward in each backward
     ):
         super().__init__()

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..core.checks import check_values, Limit, LongRows
+from ..core.checks import check_values, Limit, LongRows, shorten
 from ..core.random import FIRST_PROMPT_STREAM, generator
 from ..core.state import State
 from ..models.families import context_length, vocabulary_size
@@ -313,7 +313,16 @@ class PromptOrder:
         prompts: Sequence | Iterable,
         fits: Callable[[Any], bool] | None = None,  # of a stream; None: all do
     ) -> None:
-        "Take prompts from here from now on: a list is shuffled, a stream is not."
+        """Take prompts from here from now on: a list is shuffled, a stream is not.
+
+        Raises TypeError for a dictionary: its rows cannot be taken by number.
+        """
+        if isinstance(prompts, Mapping):
+            names = shorten(list(prompts))
+            raise TypeError(
+                f"prompts is a dictionary of {names}: training shuffles rows, so pass a list of "
+                "prompts, or of one dictionary per row; of a DatasetDict pass one split"
+            )
         self.close()
         self.fits = fits
         if is_indexable(prompts):

@@ -301,8 +301,8 @@ class RunLog(Callback[RLHFTrainer]):
         log = {"lines": len(self.metrics), "sha256": self.digest.hexdigest()}
         return trainer.state_dict() | {"log": log}
 
-    def resume(self, trainer: RLHFTrainer) -> None:
-        """Go on where the stage was left: trainer and log as they were then.
+    def resume_trainer(self, trainer: RLHFTrainer) -> None:
+        """Load the state that the stage has into the trainer, and cut the logs to it.
 
         Lines after the checkpoint are deleted; a log without a checkpoint is renamed and kept.
         Raises ValueError for a state that is not this trainer's, and for a log that is not the one
@@ -419,12 +419,12 @@ def train_policy(
     Returns the metrics of all iterations, those of an earlier process among them. With keep_best
     the run ends with the best policy, `trainer.best_policy`. `trainer.stop_reason` says why the
     run ended early. After Ctrl-C, which is raised again, policy/ holds the model of the last whole
-    iteration. Raises ValueError as `RunLog.resume`, and what `train` raises.
+    iteration. Raises ValueError as `RunLog.resume_trainer`, and what `train` raises.
     """
     out = Path(out).absolute()  # a reward may change the working directory
     log = RunLog(out, stage)
     with logging_to(trainer, log, out, job):
-        log.resume(trainer)  # the state of a tracker as well, which is a callback here
+        log.resume_trainer(trainer)  # the state of a tracker as well, which is a callback here
         if trainer.iteration < trainer.config.steps and not trainer.stop_reason:
             _train_on(trainer, job, out, stage)
     if is_main_process() and trainer.stop_reason:

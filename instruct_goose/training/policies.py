@@ -75,17 +75,24 @@ class MovingReference:
                     f"{name} is {shape} in one and {policy_shape} in the other"
                 )
 
-    def follow(self, iteration: int) -> dict[str, int]:
+    def is_due(self, iteration: int) -> bool:
+        "Does the reference follow the policy when so many iterations are done?"
+        return self.every is not None and self.model is not None and iteration % self.every == 0
+
+    def follow_if_due(self, iteration: int) -> None:
         """Follow the policy, if that is due when so many iterations are done.
 
-        Returns what the log says about it: nothing where the reference stays.
+        This comes last in an iteration: each KL that the iteration logs, and each KL limit that it
+        checks, is that to the reference as it was.
         """
+        if self.model is not None and self.is_due(iteration):
+            update_reference(self.model, self.policy, self.mixup)
+
+    def metrics(self, iteration: int) -> dict[str, int]:
+        "Return what the log says after so many iterations: nothing where the reference stays."
         if self.every is None or self.model is None:
             return {}
-        due = iteration % self.every == 0
-        if due:
-            update_reference(self.model, self.policy, self.mixup)
-        return {"reference_moved": int(due)}
+        return {"reference_moved": int(self.is_due(iteration))}
 
     def state_dict(self) -> State:
         "Return its own weights by name, not copied; nothing where it stays."

@@ -278,7 +278,7 @@ def prompt_notes(trainer: RLHFTrainer, experience: Experience, row: int) -> dict
     if read != expected:
         note["prompt_difference"] = _difference(read, expected, trainer.tokenizer)
     if trainer.held_out is not None:
-        note["is_held_out"] = what_is_read(data) in trainer.held_out.read
+        note["is_held_out"] = what_is_read(data) in trainer.held_out.policy_inputs
     return note
 
 

@@ -153,8 +153,11 @@ from instruct_goose.training.update import (
     micro_batches,
     minibatches,
     go_to_iteration,
+    learning_parameters,
     next_learning_rate,
+    require_known_parameters,
     total_loss,
+    zero_gradients,
 )
 
 # %% ../../nbs/learn/16_trainer.ipynb #4d30e377
@@ -164,15 +167,17 @@ class RLHFTrainer:
 
     A step is one iteration, and `config.steps` counts these. Each makes several updates, which are
     steps of the optimizer.
-    advantage="gae" learns values, on the policy's transformer or a copy. Raises ValueError and
-    TypeError for parts that do not fit each other.
+    advantage="gae" learns values, on the policy's transformer or a copy. All models are moved to
+    the device of the settings and the policy is trained in place: a second trainer on the same
+    object begins with the weights that the first has left. Raises ValueError and TypeError for
+    parts that do not fit each other.
     """
 
     def __init__(
         self,
         model: nn.Module | str | Path,  # Agent, causal LM, PeftModel; or a path
         ref_model: nn.Module | None = None,  # π_ref; None: the policy now, if settings need one
-        config: RLHFConfig | None = None,  # None: the defaults
+        config: RLHFConfig | None = None,  # None: the defaults. Not to be changed afterwards
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,  # needed where prompts are text
         optimizer: Optimizer | Callable | None = None,  # None: AdamW. Or a function of groups
@@ -304,7 +309,7 @@ class RLHFTrainer:
         the latter for a weight that is no longer finite.
         """
         experience.to_(self.device)
-        self.optimizer.zero_grad(set_to_none=True)  # no gradient of an earlier iteration is logged
+        zero_gradients(self.optimizer, self.agent)  # no gradient of an earlier iteration is logged
         self.kl_stop.keep_if_within_limit(experience, self.iteration)
         self.coefficients.begin(experience)
         change = PolicyChange(self.agent, experience, self.config)
@@ -339,7 +344,7 @@ class RLHFTrainer:
         name of a metric, FloatingPointError for a loss or a gradient that is not finite; no weight
         has moved then.
         """
-        self.optimizer.zero_grad(set_to_none=True)
+        zero_gradients(self.optimizer, self.agent)
         add_rows = partial(add_gradient, self.agent, self.evaluate_tokens, self.loss)
         with deferred_checks():  # read before any weight moves
             traces = accumulate_gradient(
@@ -413,8 +418,10 @@ class RLHFTrainer:
     def encode(self, prompts: Prompts) -> PromptBatch:
         """Turn prompts in any form into token ids, padded on the left.
 
-        Texts, conversations, rows with columns, and ids. Raises ValueError for a prompt without
-        tokens, and for one that leaves no room for a response where long_rows is "refuse".
+        Texts, conversations, rows with columns, and ids. A prompt that leaves no room for a
+        response keeps its last tokens, unless long_rows is "refuse". (With "drop" it comes here
+        only if `step` is called by hand: `train` and `evaluate` leave such prompts out before.)
+        Raises ValueError for a prompt without tokens, and for a long one to be refused.
         """
         cut = self.config.long_rows != "refuse"
         return encode_prompts(prompts, self.tokens, self.max_prompt_length, cut=cut)
@@ -515,7 +522,7 @@ class RLHFTrainer:
         if self.iteration + 1 == self.ends_after:
             metrics |= self.measure_final_kl(prompts)
         kl_reason = self.stop_above_kl_limit(metrics)
-        metrics |= self.advance(metrics)  # now: a moving reference follows the policy put back
+        metrics |= self.advance(metrics)
         metrics |= self.evaluate_if_due(kl_reason)
         reasons = self.ask_callbacks(experience, metrics)[:1]  # others often say the same
         if reasons and kl_reason is None and "final_kl_to_reference" not in metrics:
@@ -528,6 +535,7 @@ class RLHFTrainer:
         self.stop_reason = None
         if reasons:
             self.stop_reason = f"iteration {metrics['iteration']}: {'; '.join(reasons)}"
+        self.moving_reference.follow_if_due(self.iteration)  # also a policy that was put back
         call_hooks(self.callbacks, lambda c: c.on_iteration_end(self, experience, metrics))
         return metrics
 
@@ -544,7 +552,7 @@ class RLHFTrainer:
         """
         metrics: Metrics = {"iteration": self.iteration, "beta": self.beta}
         metrics |= rollout_metrics(experience, self.config, self.eos_ids)
-        held_out = self.held_out.read if self.held_out is not None else frozenset()
+        held_out = self.held_out.policy_inputs if self.held_out is not None else frozenset()
         metrics |= prompt_metrics(prompts, experience, held_out, self.tokenizer)
         metrics |= trainer_metrics(
             self.agent, self.ref_model, self.optimizer, experience, self.config
@@ -581,15 +589,14 @@ class RLHFTrainer:
         return reason
 
     def advance(self, metrics: Metrics) -> Metrics:
-        """Count the iteration, and move on what changes between two: β, c₂, η and π_ref.
+        """Count the iteration, and move on what changes between two: β, c₂ and η.
 
-        Returns what the log says of them.
+        π_ref moves later, when no KL is measured any more. Returns what the log says of them.
         """
         entropy_log = self.coefficients.adapt(metrics)
         self.iteration += 1
         next_learning_rate(self.schedule)
-        reference_log = self.moving_reference.follow(self.iteration)
-        return entropy_log | reference_log
+        return entropy_log | self.moving_reference.metrics(self.iteration)
 
     def ask_callbacks(self, experience: Experience, metrics: Metrics) -> list[str]:
         """Call `on_iteration` of all callbacks. Returns the reasons to stop they give.
@@ -634,6 +641,7 @@ class RLHFTrainer:
         own_callbacks = self.callbacks
         steps = steps_left(config, self.iteration, steps)
         check_callbacks(own_callbacks, callback)
+        require_known_parameters(self.optimizer, *learning_parameters(self.agent, config))
         evaluated: HeldOut | None = None
         if config.eval_every is None and held_out is not None:
             warnings.warn(
@@ -652,8 +660,8 @@ class RLHFTrainer:
                     "pass a list"
                 )
             fitting = self.prompts_that_fit(held_out)
-            read = frozenset(prompts_read(fitting))
-            evaluated = HeldOut(fitting, reward_fn, config.eval_every, read)
+            policy_inputs = frozenset(prompts_read(fitting))
+            evaluated = HeldOut(fitting, reward_fn, config.eval_every, policy_inputs)
         prompts = self.prompts_that_fit(prompts)
         self.stop_reason = None
         if callback is not None:
@@ -704,14 +712,17 @@ class RLHFTrainer:
     ) -> Metrics:
         """Answer prompts that are not trained on: held_out_reward, and exact held_out_kl.
 
-        The policy is in eval mode and stays as it is, and so does everything else of the trainer.
-        Raises ValueError for an empty list of prompts.
+        Dropout is off. The policy stays as it is, and so does everything else of the trainer.
+        Prompts that are too long are treated as `train` treats them. Raises ValueError for an
+        empty list of prompts.
         """
         scores = []
         kls = []
         rollouts = []
         if not len(prompts):
             raise ValueError("there are no prompts to evaluate on: the list is empty")
+        if self.config.long_rows == "drop":  # as `train` does with held_out=
+            prompts = self.prompts_that_fit(prompts)
         for rollout in self.answers(prompts, greedy):
             rollout = self.ask_rewards(rollout, reward_fn, "held-out text")
             scores.append(require_scores(rollout))
@@ -1016,7 +1027,7 @@ class HeldOut(NamedTuple):
     prompts: Prompts
     reward_fn: Rewards
     every: int  # iterations
-    read: frozenset[str] = frozenset()  # what the policy reads of each prompt: `prompts_read`
+    policy_inputs: frozenset[str] = frozenset()  # what the policy reads of them: `prompts_read`
 
     def is_due(self, iteration: int) -> bool:
         "Is it time to evaluate, when so many iterations are done?"

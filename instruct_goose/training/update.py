@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['EvaluateFn', 'LossFn', 'drop_truncated', 'minibatches', 'micro_batches', 'aggregation_args', 'importance_weights',
            'loss_args', 'kl_penalty_in_loss', 'total_loss', 'MicroBatchTrace', 'add_gradient', 'checked_loss',
-           'nonfinite_loss', 'clip_gradients', 'make_optimizer', 'require_known_parameters', 'next_learning_rate',
-           'go_to_iteration', 'Coefficients', 'explain_nonfinite', 'first_nonfinite']
+           'nonfinite_loss', 'clip_gradients', 'make_optimizer', 'learning_parameters', 'zero_gradients',
+           'require_known_parameters', 'next_learning_rate', 'go_to_iteration', 'Coefficients', 'explain_nonfinite',
+           'first_nonfinite']
 
 # %% ../../nbs/reference/training/update.ipynb #3464f50d
 import warnings
@@ -26,6 +27,7 @@ from ..core.tensor_checks import refuse_if, require_trainable, warn_of_lost_step
 from ..core.processes import full_tensor, rank_slice
 from ..core.state import State
 from ..models.agent import Agent, Evaluation
+from ..models.sharding import optimized_parameters
 from ..objective.group import flat_groups
 from ..objective.kl import adaptive_beta, KL_GRADIENTS
 from ..objective.masks import aggregate, AGGREGATES, masked_mean, whole_count
@@ -340,16 +342,17 @@ def make_optimizer(
 ) -> Optimizer:
     """Make an optimizer with policy and values in a group each.
 
-    Raises ValueError for one that knows none of the policy's parameters or leaves the values out,
-    and for weights in float16. Warns of one that knows a part of the policy. AdamW on weights in
-    bfloat16 can be a LostSteps warning.
+    It gets the parameters that learn (`requires_grad`) when it is made. `weight_decay` applies to
+    all of them, biases, norms and the value head too. A parameter that is frozen later stays as it
+    is; one that is unfrozen later is not learnt, and `train` warns of it.
+    Raises ValueError for an optimizer that knows none of the policy's parameters or leaves the
+    values out, and for weights in float16. Warns of one that knows a part of the policy. AdamW on
+    weights in bfloat16 can be a LostSteps warning.
     """
     require_trainable(agent.parameters())
-    policy = [p for p in agent.policy_parameters() if p.requires_grad]
-    values = [p for p in agent.value_parameters() if p.requires_grad]
-    learns_values = config.needs == "values"
+    policy, values = learning_parameters(agent, config)
     groups = [{"params": policy, "lr": config.lr}]
-    if values and learns_values:
+    if values:
         groups.append({"params": values, "lr": config.value_lr or config.lr})
     if optimizer is None:
         warn_of_lost_steps(policy, config.lr)
@@ -358,14 +361,42 @@ def make_optimizer(
         made = optimizer
     else:
         made = optimizer(groups)
-    require_known_parameters(made, policy, values if learns_values else [])
+    require_known_parameters(made, policy, values)
     return made
+
+
+def learning_parameters(
+    agent: Agent, config: RLHFConfig
+) -> tuple[list[Tensor], list[Tensor]]:  # of the policy; of the values
+    """List what an optimizer is to move: the parameters that are not frozen now.
+
+    Those of the values are left out where the advantage needs none. Under FSDP they are this
+    process's shards.
+    """
+    policy = optimized_parameters(agent, agent.policy_parameters())
+    values = []
+    if config.needs == "values":
+        values = optimized_parameters(agent, agent.value_parameters())
+    return [p for p in policy if p.requires_grad], [p for p in values if p.requires_grad]
+
+
+def zero_gradients(optimizer: Optimizer, agent: Agent) -> None:
+    """Set all gradients of an agent to None, also where the optimizer does not know the parameter.
+
+    `optimizer.zero_grad` sets its own alone. The gradient of a parameter that was unfrozen later
+    would add up over the updates, and `clip_gradients` would count it.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for p in optimized_parameters(agent, agent.parameters()):
+        if id(p) not in known:
+            p.grad = None
 
 # %% ../../nbs/reference/training/update.ipynb #d2f7a018
 def require_known_parameters(
     optimizer: Optimizer,
-    policy: Sequence[nn.Parameter],  # that learn
-    values: Sequence[nn.Parameter],  # that learn, of the value function; empty: there is none
+    policy: Sequence[Tensor],  # that learn
+    values: Sequence[Tensor],  # that learn, of the value function; empty: there is none
 ) -> None:
     """Check that an optimizer moves what is to learn.
 

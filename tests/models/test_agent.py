@@ -8,6 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.families import trunk
+from instruct_goose.models.reward_model import RewardModel
+from instruct_goose.models.tokens import word_tokenizer
 
 
 def same_bits(a, b):
@@ -15,6 +17,12 @@ def same_bits(a, b):
     b = b.state_dict()
     assert a.keys() == b.keys()
     assert not [k for k in a if a[k].dtype != b[k].dtype or not torch.equal(a[k], b[k])]
+
+
+def test_a_reward_model_is_named_where_a_value_model_is_wanted():
+    reward_model = RewardModel.from_causal_lm(tiny("gpt2"), word_tokenizer(["a", "b"]))
+    with pytest.raises(TypeError, match="value_model is a RewardModel.*pass its directory"):
+        Agent(tiny("gpt2"), reward_model)
 
 
 # --- the agent ---

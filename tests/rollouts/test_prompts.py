@@ -198,6 +198,14 @@ def test_the_templates_arguments_come_from_the_rows_columns():
     assert tokenizer.decode(encoded(tokenizer, {"prompt": prompt})) == "one"
 
 
+@pytest.mark.parametrize(
+    "columns", [{"prompt": ["w1", "w2"]}, {"query_ids": torch.ones(2, 1), "query_mask": None}]
+)
+def test_training_refuses_a_dictionary_of_columns_by_their_names(columns):
+    with pytest.raises(TypeError, match=f"dictionary of .*{next(iter(columns))}.*pass a list"):
+        PromptOrder(seed=0).open(columns)
+
+
 def test_a_question_that_the_template_drops_is_refused_by_its_number():
     _, tokenizer = tiny_smollm(["one"])
     tokenizer.chat_template = (

@@ -40,6 +40,7 @@ from instruct_goose.models.tokens import pad
 from instruct_goose.objective.advantages import gae
 from instruct_goose.objective.group import PRESETS
 from instruct_goose.rollouts.rollout import Rollout
+from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.metrics import (
     PolicyChange,
     correlation,
@@ -483,3 +484,41 @@ def test_a_line_tells_what_is_known():
     }
     assert progress_line(m) == "reward 0.25, KL 1.00, clipped 26%, 50 tokens/s"
     assert progress_line({"entropy": 2.0, "tokens": 300}) == "entropy 2.00"
+
+
+def test_a_metric_of_the_update_is_the_plain_mean_over_uneven_minibatches():
+    "Eight responses in minibatches of three, three and two: each step weighs a third."
+    sizes, losses, kls = [], [], []
+
+    class ByHand(RLHFTrainer):
+        def update(self, batch, is_first=False):
+            with torch.no_grad():
+                new = self.evaluate_tokens(batch)
+            mask = batch.mask
+            sizes.append(len(batch))
+            losses.append((new.values - batch.returns)[mask].double().square().mean() / 2)
+            ratio = (new.logprobs - batch.old_logprobs).double()
+            kls.append((ratio.exp() - 1 - ratio)[mask].sum() / len(batch))
+            return super().update(batch, is_first)
+
+    t = trainer(
+        ByHand, batch_size=8, minibatches=3, epochs=1, lr=1e-2, value_clip=None, group_size=1
+    )
+    metrics = t.step(PROMPTS[:1] * 8, reward)
+    assert sorted(sizes) == [2, 3, 3]
+    assert metrics["value_loss"] == pytest.approx(sum(losses).item() / 3, rel=1e-5)
+    assert metrics["kl_to_old"] == pytest.approx(sum(kls).item() / 3, rel=1e-3, abs=1e-9)
+    assert metrics["kl_to_old"] > 0
+
+
+def test_an_iteration_without_a_row_to_learn_from_has_no_metrics_of_steps():
+    class NoneEnds(Callback):
+        def on_rollout(self, trainer, rollout):
+            rollout.ended = torch.zeros(len(rollout), dtype=torch.bool)
+
+    t = trainer(mask_truncated=True, weight_decay=0.5, callbacks=[NoneEnds()])
+    before = [p.detach().clone() for p in t.agent.parameters()]
+    metrics = t.step(PROMPTS[:1] * t.config.batch_size, reward)
+    assert metrics["updates"] == 0 and metrics["update_ratio"] is None
+    assert not {"policy_loss", "clip_fraction", "grad_norm", "kl_to_old"} & metrics.keys()
+    assert all(torch.equal(a, b) for a, b in zip(before, t.agent.parameters(), strict=True))

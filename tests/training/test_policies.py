@@ -86,6 +86,37 @@ def test_right_after_a_move_the_kl_is_zero():
     assert not t.ref_model.training
 
 
+def test_each_kl_of_an_iteration_is_to_the_reference_before_its_move():
+    "Until a reference has moved, a run is that with a reference that stays."
+    settings = dict(eval_every=1, max_kl_to_reference=1e3)
+    moving, staying = trainer(ref_every=2, **settings), trainer(**settings)
+    one, other = (
+        t.train(
+            PROMPTS,
+            reward,
+            held_out=HELD_OUT,
+            callback=lambda m: m["iteration"] == 1,  # in the iteration that moves it
+            progress=False,
+        )
+        for t in (moving, staying)
+    )
+    assert [m.pop("reference_moved") for m in one] == [0, 1]
+    assert no_clock(one) == no_clock(other)
+    assert min(one[-1]["held_out_kl"], one[-1]["final_kl_to_reference"]) > 1e-4
+    assert same(weights(moving.ref_model), weights(moving.agent.model))  # it has moved
+
+
+@pytest.mark.parametrize("ends_as_planned", [True, False])
+def test_the_kl_limit_holds_in_an_iteration_that_moves_the_reference(ends_as_planned):
+    t = trainer(ref_every=1, max_kl_to_reference=1e-5)
+    before = weights(t.agent.model)
+    steps, callback = (1, None) if ends_as_planned else (3, lambda metrics: True)
+    [metrics] = t.train(PROMPTS, reward, steps=steps, callback=callback, progress=False)
+    assert metrics["final_kl_to_reference"] > 1e-5
+    assert "the policy after 0 iterations is put back" in t.stop_reason
+    assert same(weights(t.agent.model), before) and same(weights(t.ref_model), before)
+
+
 def test_a_resumed_run_has_the_reference_that_it_had(tmp_path):
     settings = dict(ref_every=3, ref_mixup=0.6, kl_target=1.0, entropy_target=2.1, ent_coef=0.01)
     whole = trainer(**settings)

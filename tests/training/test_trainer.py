@@ -35,6 +35,7 @@ from small_trainer import (
 
 from instruct_goose.config import RLHFConfig
 from instruct_goose.models.agent import Agent
+from instruct_goose.models.long_rows import RowsTooLong
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.objective.advantages import ADVANTAGES, Advantage
 from instruct_goose.objective.group import PRESETS
@@ -985,6 +986,41 @@ def test_an_optimizer_of_a_part_of_the_policy_is_named():
 
     with pytest.warns(UserWarning, match="does not know .* of the policy's"):
         world_trainer(optimizer=first_tensor, advantage="group_mean", group_size=4)
+
+
+def test_parameters_unfrozen_later_stay_and_count_once_in_each_gradient():
+    "Two updates on the same minibatch, by steps too small to move a weight, have one gradient."
+
+    def too_small(groups):
+        return torch.optim.SGD([{**group, "lr": 0.0} for group in groups])
+
+    model, tokenizer = tiny_world()
+    frozen = list(model.transformer.h[0].parameters())
+    for p in frozen:
+        p.requires_grad_(False)
+    settings = dict(advantage="group_mean", group_size=4, beta=0.0, batch_size=8, max_new_tokens=4)
+    config = RLHFConfig(device="cpu", steps=2, max_grad_norm=1e9, **settings)
+    t = RLHFTrainer(model, None, config, tokenizer=tokenizer, optimizer=too_small)
+    for p in frozen:
+        p.requires_grad_(True)
+    batch = t.advantages(t.score(t.rollout(["a b"] * 2), words_a))
+    norms = [t.update(batch)["grad_norm"].item() for _ in range(3)]
+    assert norms == [norms[0]] * 3
+    loss, _ = t.loss(t.evaluate_tokens(batch), batch)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    assert norms[0] == pytest.approx(sum(g.square().sum() for g in gradients).sqrt().item(), 1e-5)
+    with pytest.warns(UserWarning, match="does not know 12 of the policy's 18 tensors"):
+        t.train(["a b"], words_a, progress=False)
+
+
+def test_evaluate_drops_the_prompts_that_train_drops():
+    long = "a " * 60
+    t = world_trainer(long_rows="drop")
+    with pytest.warns(RowsTooLong, match="1 left out"):
+        mixed = t.evaluate(["a b", long, "b"], words_a)
+    assert mixed == t.evaluate(["a b", "b"], words_a)
+    cut = world_trainer(long_rows="cut")
+    assert cut.evaluate(["b", long], words_a) == cut.evaluate(["b", "a " * 12], words_a)
 
 
 def test_ids_that_a_callback_changes_are_those_that_are_scored():
