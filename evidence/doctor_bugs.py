@@ -86,10 +86,13 @@ def white_returns(trainer, experience):
 
 
 class OptimizerOfACopy(RLHFTrainer):
-    def __init__(self, *args, **more):
-        super().__init__(*args, **more)
+    "It is exchanged after `train` has checked it: the check refuses one of a copy."
+
+    def optimize(self, experience):
         group = self.optimizer.param_groups[0]
-        group["params"] = [nn.Parameter(p.detach().clone()) for p in group["params"]]
+        if self.iteration == 0:
+            group["params"] = [nn.Parameter(p.detach().clone()) for p in group["params"]]
+        return super().optimize(experience)
 
 
 class SecondEpochLost(RLHFTrainer):

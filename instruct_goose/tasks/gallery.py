@@ -181,11 +181,11 @@ def swapped(scores: Tensor, logprobs: Tensor, ref_logprobs: Tensor, *rest) -> Te
 
 
 class ValuesStandStill(RLHFTrainer):
-    "The optimizer does not know the value function."
+    "The optimizer loses the value function, after `train` has checked that it knows it."
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def optimize(self, experience: Experience) -> dict:
         self.optimizer.param_groups[1]["params"] = []
+        return super().optimize(experience)
 
 # %% ../../nbs/learn/22_failure_gallery.ipynb #ce242600
 def compared_beyond_the_end(

@@ -31,7 +31,7 @@ def said(text):
         ({"prompt": 3}, "type", "prompt is 3"),
         ({"prompt": None, "text": "a"}, "empty", "prompt is None"),
         ({"text": " \n"}, "empty", "text is empty"),
-        ({"prompt": "\ud83d"}, "encoding", "prompt: not UTF-8"),
+        ({"prompt": "\ud83d"}, "encoding", "prompt: half a surrogate pair"),
         ([user("q"), said("x")], "conversation", "ends with the assistant's turn"),
         ({"prompt": []}, "empty", "without turns"),
         ([3], "shape", "turn 0: of type int"),

@@ -224,7 +224,7 @@ def test_rows_of_every_kind_become_prompts_with_their_columns(here, tokenizer):
             '{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
             "what the policy is to write",
         ),
-        ('{"prompt": "\\ud800"}', "not UTF-8"),
+        ('{"prompt": "\\ud800"}', "half a surrogate pair"),
     ],
 )
 def test_a_prompt_that_is_none_is_named_by_its_line(here, tokenizer, line, says):
