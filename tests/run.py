@@ -22,7 +22,7 @@ FELL_ELSEWHERE = [
     "guides/side_by_side",
 ]
 # steps of one process each: two lanes of them side by side, where there are two workers
-LANES = [["portable", "types"], ["ruff", "format", "layers", "current", "site"]]
+LANES = [["ruff", "format", "layers", "portable", "types", "current"], ["site"]]
 
 
 def other_machine() -> tuple[str, dict]:
