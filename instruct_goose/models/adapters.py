@@ -125,7 +125,12 @@ def with_lora(
     base = model.name_or_path  # where the adapters will look for their model
     if base and Path(base).is_dir():
         base = str(Path(base).resolve())
-    model.peft_config["default"].base_model_name_or_path = base
+    made = model.peft_config["default"]
+    made.base_model_name_or_path = base
+    made.auto_mapping = {  # peft's own field, for `load_adapters` to compare
+        "base_model_class": type(model).__name__,
+        "parent_library": type(model).__module__,
+    }
     head = getattr(model, "score", None)
     if isinstance(head, nn.Module):  # of a classifier: it is new, and learns whole
         head.requires_grad_(True)

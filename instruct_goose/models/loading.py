@@ -6,9 +6,9 @@
 __all__ = ['SMOLLM', 'Kind', 'LAYER_COUNTS', 'SMOLLM_PACKAGES', 'CHAT_TEMPLATE', 'WEIGHTS', 'find_model', 'holds_adapters',
            'check_files', 'read_config', 'missing_weights', 'load_model', 'load_tokenizer', 'load_generation_config',
            'saved_ends', 'load_config', 'configured_vocabulary', 'load_part', 'first_line_of', 'check_loaded_weights',
-           'without_tied', 'restore_head_bias', 'load_adapters', 'fit_embedding', 'saved_embedding_rows',
-           'base_model_of', 'save_merged', 'save_atomically', 'load_smollm', 'require_smollm', 'tiny_smollm',
-           'as_stored', 'save_weights', 'SavesPretrained', 'save_model', 'align_ends']
+           'without_tied', 'restore_head_bias', 'load_adapters', 'require_same_family', 'fit_embedding',
+           'saved_embedding_rows', 'base_model_of', 'save_merged', 'save_atomically', 'load_smollm', 'require_smollm',
+           'tiny_smollm', 'as_stored', 'save_weights', 'SavesPretrained', 'save_model', 'align_ends']
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0003
 import json
@@ -424,7 +424,8 @@ def load_adapters(
 
     The base then stops where the adapters were trained to stop, if their directory says it.
     Raises ImportError without peft, and ValueError without a base, for a base that has adapters
-    already, and for adapters that do not fit it.
+    already, for adapters of another family of models, and for adapters that do not fit it.
+    Another model of the same family is not noticed.
     """
     require_peft()
     if isinstance(base, PreTrainedModel):
@@ -434,6 +435,7 @@ def load_adapters(
         model = load_model(base, **{"dtype": "auto", **options})
     if has_adapters(model):
         raise ValueError("the base has adapters already: pass the model without them")
+    require_same_family(model, directory)
     fit_embedding(model, directory)
     conversions = vars(model).get("_weight_conversions")
     try:
@@ -457,6 +459,24 @@ def load_adapters(
     return widen_trainable(model)
 
 # %% ../../nbs/reference/models/loading.ipynb #10e7c3af
+def require_same_family(model: PreTrainedModel, directory: str | Path) -> None:
+    """Check that adapters were trained on a base of this model's family, as far as they say it.
+
+    `with_lora` and peft write the class's module, such as transformers.models.llama.modeling_llama.
+    Adapters of one family often fit the matrices of another, and would change it without sense.
+    Raises ValueError for another family.
+    """
+    theirs = read_config(Path(directory) / "adapter_config.json").get("auto_mapping") or {}
+    module = theirs.get("parent_library") or ""
+    ours = type(model).__module__
+    both = "transformers.models."  # code that came with a model has other names on each machine
+    if module.startswith(both) and ours.startswith(both) and module != ours:
+        raise ValueError(
+            f"{directory} holds adapters of a {theirs.get('base_model_class')}, and the base is a "
+            f"{type(model).__name__}: pass the model that they were trained on"
+        )
+
+
 def fit_embedding(model: PreTrainedModel, directory: str | Path) -> None:
     """Resize a base's embedding, in place, to the one that was saved with adapters.
 

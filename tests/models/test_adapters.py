@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import sys
 import warnings
 
@@ -13,7 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from small_models import families, tiny, what_learns
 from states import through_files
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from instruct_goose.config import RLHFConfig
 from instruct_goose.core.state import flatten
@@ -324,6 +325,23 @@ def test_saved_and_loaded_alone_and_in_pefts_own_format(tmp_path, value_model):
         Agent.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="already"):
         load_adapters(tmp_path, trained())
+
+
+def test_adapters_of_another_family_are_refused_though_their_matrices_fit(tmp_path):
+    "Mistral's layers have the names and shapes of Llama's."
+    trained("llama").save_pretrained(tmp_path)
+    llama = tiny("llama").config
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    heads = ("num_attention_heads", "num_key_value_heads", "tie_word_embeddings")
+    config = MistralConfig(**{name: getattr(llama, name) for name in (*sizes, *heads)})
+    with pytest.raises(ValueError, match="of a LlamaForCausalLM, and the base is a Mistral"):
+        load_adapters(tmp_path, MistralForCausalLM(config))
+    load_adapters(tmp_path, tiny("llama"))
+    path = tmp_path / "adapter_config.json"  # of a tool that does not say the family
+    written = json.loads(path.read_text("utf-8"))
+    assert written.pop("auto_mapping")["base_model_class"] == "LlamaForCausalLM"
+    path.write_text(json.dumps(written), "utf-8")
+    load_adapters(tmp_path, MistralForCausalLM(config))
 
 
 def test_what_is_refused(monkeypatch):
