@@ -119,18 +119,17 @@ def with_lora(
             fan_in_fan_out=any(matrices.get(name) is Conv1D for name in names),
             task_type="CAUSAL_LM",
             layers_to_transform=None if top is None else list(range(blocks - top, blocks)),
+            auto_mapping={  # peft's own words for the family, which `load_adapters` compares
+                "base_model_class": type(model).__name__,
+                "parent_library": type(model).__module__,
+            },
             **options,
         )
     )
     base = model.name_or_path  # where the adapters will look for their model
     if base and Path(base).is_dir():
         base = str(Path(base).resolve())
-    made = model.peft_config["default"]
-    made.base_model_name_or_path = base
-    made.auto_mapping = {  # peft's own field, for `load_adapters` to compare
-        "base_model_class": type(model).__name__,
-        "parent_library": type(model).__module__,
-    }
+    model.peft_config["default"].base_model_name_or_path = base
     head = getattr(model, "score", None)
     if isinstance(head, nn.Module):  # of a classifier: it is new, and learns whole
         head.requires_grad_(True)
