@@ -222,6 +222,17 @@ RUNS = {
 }
 
 
+def write_log(trainer: Any, name: str, place: Path) -> list[dict]:
+    "Write what a trainer of TRL has logged, a row a line, and return it; `place` is a scratch folder."
+    trainer.state.save_to_json(str(place / "trainer_state.json"))
+    state = json.loads((place / "trainer_state.json").read_text("utf-8"))
+    log = state["log_history"]
+    rows = ",\n  ".join(json.dumps(row) for row in log)
+    text = f'{{\n "global_step": {state["global_step"]},\n "log_history": [\n  {rows}\n ]\n}}\n'
+    (OUT / f"trl_{name}.json").write_text(text, "utf-8")
+    return log
+
+
 def main() -> None:
     torch.set_num_threads(1)
     OUT.mkdir(exist_ok=True)
@@ -229,14 +240,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             trainer = RUNS[name](Path(place))
             trainer.train()
-            trainer.state.save_to_json(str(Path(place) / "trainer_state.json"))
-            state = json.loads((Path(place) / "trainer_state.json").read_text("utf-8"))
-        lines = ",\n  ".join(json.dumps(row) for row in state["log_history"])
-        text = (
-            f'{{\n "global_step": {state["global_step"]},\n "log_history": [\n  {lines}\n ]\n}}\n'
-        )
-        (OUT / f"trl_{name}.json").write_text(text, "utf-8")
-        print(name, {k: v for k, v in state["log_history"][0].items()}, flush=True)
+            log = write_log(trainer, name, Path(place))
+        print(name, log[0], flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ TRL 1.4.0 has this trainer, 1.16.0 no longer. In an environment with the former:
 each the trainer_state.json of a run of a few seconds.
 """
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from library_logs import COMMON, OUT, WORDS, shape, tokenizer
+from library_logs import COMMON, WORDS, shape, tokenizer, write_log
 from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
@@ -96,14 +95,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             trainer = ppo(Path(place), **RUNS[name])
             trainer.train()
-            trainer.state.save_to_json(str(Path(place) / "trainer_state.json"))
-            state = json.loads((Path(place) / "trainer_state.json").read_text("utf-8"))
-        lines = ",\n  ".join(json.dumps(row) for row in state["log_history"])
-        text = (
-            f'{{\n "global_step": {state["global_step"]},\n "log_history": [\n  {lines}\n ]\n}}\n'
-        )
-        (OUT / f"trl_{name}.json").write_text(text, "utf-8")
-        print(name, state["log_history"][0], flush=True)
+            log = write_log(trainer, name, Path(place))
+        print(name, log[0], flush=True)
 
 
 if __name__ == "__main__":

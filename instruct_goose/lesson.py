@@ -164,8 +164,12 @@ def diagnose(
     return f"not yet: you have {result}, expected {expected}"
 
 # %% ../nbs/notation.ipynb #7221cb53
-INK, BLUE, ORANGE = "#262626", "#3b82f6", "#ea7a1a"
-GREEN, PURPLE, GREY = "#12a150", "#a855f7", "#8a8a8a"
+INK = "#262626"
+BLUE = "#3b82f6"
+ORANGE = "#ea7a1a"
+GREEN = "#12a150"
+PURPLE = "#a855f7"
+GREY = "#8a8a8a"
 
 
 def small_svg(svg: str) -> str:

@@ -469,8 +469,9 @@ def require_same_family(model: PreTrainedModel, directory: str | Path) -> None:
     theirs = read_config(Path(directory) / "adapter_config.json").get("auto_mapping") or {}
     module = theirs.get("parent_library") or ""
     ours = type(model).__module__
-    both = "transformers.models."  # code that came with a model has other names on each machine
-    if module.startswith(both) and ours.startswith(both) and module != ours:
+    families = "transformers.models."  # a model's own code has another name on each machine
+    are_known = module.startswith(families) and ours.startswith(families)
+    if are_known and module != ours:
         raise ValueError(
             f"{directory} holds adapters of a {theirs.get('base_model_class')}, and the base is a "
             f"{type(model).__name__}: pass the model that they were trained on"

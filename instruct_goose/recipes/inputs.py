@@ -751,11 +751,11 @@ def settings_in(kind: type, path: str | Path) -> dict[str, Any]:
                 raise ValueError(f"line {line}: {name} is {shorten(value)}: it must be {error}")
             settings[name] = value
         return settings
-    except (ValueError, yaml.YAMLError, RecursionError) as e:
+    except (ValueError, yaml.YAMLError) as e:
         raise ValueError(f"--config {path}: {' '.join(str(e).split())[:600]}") from None
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #4c022c22
-DEEPEST_NESTING = 20  # levels of lists and names in a file; PyYAML needs minutes for thousands
+DEEPEST_NESTING = 20  # levels of lists and names; PyYAML is slow and recursive in deep ones
 
 
 def parse_settings(text: str) -> yaml.MappingNode:
