@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,7 +69,8 @@ WORDS = {
     "TypeVar",
     "field",
 }  # calls in which nothing is changed
-SECONDS = 300  # a test run that takes longer has noticed
+SECONDS = 300  # a notebook that takes longer has noticed, and so have tests that take this and
+TIMES = 4  # times what they took without a change
 
 
 class Mutant(NamedTuple):
@@ -236,8 +238,8 @@ def ends_badly(command: list[str], folder: Path, seconds: int = SECONDS) -> bool
         return run.wait() != 0
 
 
-def fails(tests: list[str], folder: Path) -> bool:
-    return ends_badly(["-m", "pytest", "-qx", "-p", "no:cacheprovider", *tests], folder)
+def pytest(tests: list[str]) -> list[str]:
+    return ["-m", "pytest", "-qx", "-p", "no:cacheprovider", *tests]
 
 
 def notebook_fails(m: Mutant, source: str, folder: Path) -> bool:
@@ -265,8 +267,20 @@ def notebook_fails(m: Mutant, source: str, folder: Path) -> bool:
         place.write_text(before, "utf-8")
 
 
-def noticed(m: Mutant, folder: Path) -> str | None:
-    "What fails with the mutant in a copy of the repository: a run of tests, or the module's notebook; None if nothing does."
+def seconds_unchanged(tests: str, folder: Path) -> float:
+    "How long these tests take without a change; where one fails the run ends."
+    start = time.monotonic()
+    if ends_badly(pytest([tests]), folder, 3600):
+        sys.exit(f"a test in {tests} fails without any change: mend it first")
+    return time.monotonic() - start
+
+
+def noticed(m: Mutant, folder: Path, seconds: dict[str, float]) -> str | None:
+    """What fails with the mutant in a copy of the repository: a run of tests, or the module's notebook; None if nothing does.
+
+    `seconds` holds, for each room, what its tests took without a change.
+    """
+    limit = SECONDS + int(TIMES * seconds[Path(m.module).parts[1]])
     path = folder / m.module
     source = (root / m.module).read_bytes()
     changed = (
@@ -277,11 +291,11 @@ def noticed(m: Mutant, folder: Path) -> str | None:
     path.write_bytes(changed)
     try:
         first, *later = tests_of(m.module)
-        if fails(first, folder):
+        if ends_badly(pytest(first), folder, limit):
             return first[0]
         if notebook_fails(m, changed.decode(), folder):
             return "its notebook"
-        return next((tests[0] for tests in later if fails(tests, folder)), None)
+        return next((tests[0] for tests in later if ends_badly(pytest(tests), folder, limit)), None)
     finally:
         path.write_bytes(source)
 
@@ -326,26 +340,13 @@ def main():
         folders = [Path(place) / str(i) for i in range(args.workers)]
         for folder in folders:
             shutil.copytree(root, folder, ignore=left_out)
-        if ends_badly(
-            [
-                "-m",
-                "pytest",
-                "-qx",
-                "-p",
-                "no:cacheprovider",
-                "-n",
-                str(args.workers),
-                *(f"tests/{room}" for room in args.rooms),
-            ],
-            folders[0],
-            3600,
-        ):
-            sys.exit("a test fails without any change: mend it first")
+        rooms = sorted({Path(m.module).parts[1] for m in chosen})
+        seconds = {room: seconds_unchanged(f"tests/{room}", folders[0]) for room in rooms}
 
         def work(i: int) -> list[tuple[Mutant, str | None]]:
             done = []
             for m in chosen[i :: args.workers]:
-                done.append((m, noticed(m, folders[i])))
+                done.append((m, noticed(m, folders[i], seconds)))
                 print(
                     f"{'caught' if done[-1][1] else 'SURVIVED':9}{m.module}:{m.line} {m.operator}: {m.before[:70]}  →  {m.after[:70]}",
                     flush=True,
