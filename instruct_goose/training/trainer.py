@@ -93,6 +93,8 @@ from instruct_goose.rollouts.sampler import (
     sampler_of_this_process,
     sync_weights,
 )
+
+# %% ../../nbs/learn/16_trainer.ipynb #16imp001
 from instruct_goose.training.callbacks import (
     call_hooks,
     Callback,
@@ -136,6 +138,8 @@ from instruct_goose.training.metrics import (
     trainer_metrics,
     update_metrics,
 )
+
+# %% ../../nbs/learn/16_trainer.ipynb #16imp002
 from instruct_goose.training.policies import (
     BestPolicy,
     IterationCount,
