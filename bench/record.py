@@ -86,6 +86,13 @@ def digits(x: float | None, n: int = 4) -> float | None:
     return None if x is None else float(f"{x:.{n}g}")
 
 
+def direction(row: Row) -> str | None:
+    "Which of the two is divided by which."
+    if row.peer is None:
+        return None
+    return "peer / ours" if row.flip else "ours / peer"
+
+
 def empty(case: Case, row: Row) -> dict[str, Any]:
     "A row before anything is known of it."
     return dict.fromkeys(KEYS) | {
@@ -94,7 +101,7 @@ def empty(case: Case, row: Row) -> dict[str, Any]:
         "what": row.what,
         "unit": row.unit or ("MiB" if row.what == "peak" else "CPU-seconds"),
         "goal": row.goal,
-        "of": None if row.peer is None else "peer / ours" if row.flip else "ours / peer",
+        "of": direction(row),
         "note": row.note,
     }
 

@@ -32,13 +32,11 @@ def shape(x):
 
 
 def in_words(shape):
-    return (
-        " rows of ".join(map(str, shape))
-        if len(shape) > 1
-        else f"a list of {shape[0]}"
-        if shape
-        else "one number"
-    )
+    if not shape:
+        return "one number"
+    if len(shape) == 1:
+        return f"a list of {shape[0]}"
+    return " rows of ".join(map(str, shape))
 
 
 def flat(x):
@@ -52,13 +50,9 @@ def close(x, y):
 
 
 def shown(x):
-    return (
-        f"[{', '.join(map(shown, x))}]"
-        if isinstance(x, list | tuple)
-        else f"{x:.4f}"
-        if isinstance(x, float)
-        else str(x)
-    )
+    if isinstance(x, list | tuple):
+        return f"[{', '.join(map(shown, x))}]"
+    return f"{x:.4f}" if isinstance(x, float) else str(x)
 
 
 def mishap(error):

@@ -207,18 +207,18 @@ def entry(node, module: str, link: Callable[[str], str], fence: int = 6, inside:
         init = next(
             (n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None
         )
-        rows = (
-            fields(node, notes)
-            if is_dataclass(node)
-            else parameters(init, notes)[1:]
-            if init
-            else []
-        )
+        rows = []
+        if is_dataclass(node):
+            rows = fields(node, notes)
+        elif init:
+            rows = parameters(init, notes)[1:]
         kind, options, returns = "class", "", None
         members = methods(node)
     else:
         decorators = [ast.unparse(d) for d in node.decorator_list]
-        kind = "function" if not inside else "property" if "property" in decorators else "method"
+        kind = "function"
+        if inside:
+            kind = "property" if "property" in decorators else "method"
         options = "".join(f":{o}:\n" for o in ("classmethod", "staticmethod") if o in decorators)
         rows = parameters(node, notes)
         returns = returned(node, notes)

@@ -359,13 +359,11 @@ def cases(page: Page, one: Plain) -> list[dict]:
         )
 
     def tidy(x):
-        return (
-            [*map(tidy, x)]
-            if isinstance(x, list)
-            else near
-            if isinstance(x, float) and abs(x - (near := round(x, 4))) < 1e-6
-            else x
-        )  # of what was float32
+        if isinstance(x, list):
+            return [*map(tidy, x)]
+        if isinstance(x, float) and abs(x - round(x, 4)) < 1e-6:  # of what was float32
+            return round(x, 4)
+        return x
 
     def plain(x):
         return tidy(x.detach().tolist()) if torch.is_tensor(x) else x

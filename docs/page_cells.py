@@ -40,6 +40,7 @@ PARTS = {  # modules that need more than a page has, and the functions that do n
     "tasks/exact_world.py": ("all_responses", "objective", "optimum", "total_variation"),
     "models/reward_model.py": ("all_pairs_loss", "pairwise_loss"),
     "models/tokens.py": ("pad",),
+    "rollouts/reward_shaping.py": ("overlong_punishment",),
     "tasks/playground.py": (
         "ALGORITHMS",
         "PlaygroundSettings",

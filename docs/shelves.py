@@ -44,7 +44,9 @@ def up(here: str, url: str) -> str:
 def shelf_of(url: str) -> str:
     "The shelf whose list stands beside a page."
     first = url.split("/")[0]
-    return first if first in SHELVES else "learn" if url == "index" else "reference"
+    if first in SHELVES:
+        return first
+    return "learn" if url == "index" else "reference"
 
 
 def looked_up(pages: list[Page]) -> dict[str, list[tuple[str, str]]]:

@@ -152,7 +152,10 @@ def turns(r: random.Random) -> list:
 
 
 def value(r: random.Random):
-    return text(r) if (p := r.random()) < 0.6 else turns(r) if p < 0.9 else r.choice(ODD)
+    p = r.random()
+    if p < 0.6:
+        return text(r)
+    return turns(r) if p < 0.9 else r.choice(ODD)
 
 
 def row(r: random.Random):
@@ -303,6 +306,15 @@ def same_as_second(path: Path) -> None:
     assert repr(ours) == repr(theirs), f"{ours} is not {theirs}"  # repr: NaN differs from itself
 
 
+def content(r: random.Random, kind: str, suffix: str) -> bytes:
+    "What a file holds: any bytes, or rows, most of them damaged."
+    if kind == "bytes":
+        return r.randbytes(r.choice([0, 1, 10, 200]))
+    if r.random() < 0.8:
+        return mutate(r, written(r, suffix))
+    return written(r, suffix)
+
+
 def loaders(r: random.Random, tools: dict) -> tuple[str, str]:
     "One input for load_prompts or load_pairs."
     folder = tools["folder"]
@@ -341,14 +353,7 @@ def loaders(r: random.Random, tools: dict) -> tuple[str, str]:
         if r.random() < 0.01:
             suffix = r.choice([".txt", "", ".jsonl.gz", ".parquet"])
         source = folder / f"input{suffix}"
-        blob = (
-            r.randbytes(r.choice([0, 1, 10, 200]))
-            if kind == "bytes"
-            else mutate(r, written(r, suffix))
-            if r.random() < 0.8
-            else written(r, suffix)
-        )
-        source.write_bytes(blob)
+        source.write_bytes(content(r, kind, suffix))
     report = options["report"] = {}
     try:
         made = load(source, **options)

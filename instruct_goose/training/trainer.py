@@ -93,6 +93,8 @@ from instruct_goose.rollouts.sampler import (
     sampler_of_this_process,
     sync_weights,
 )
+
+# %% ../../nbs/learn/16_trainer.ipynb #16imp001
 from instruct_goose.training.callbacks import (
     call_hooks,
     Callback,
@@ -136,6 +138,8 @@ from instruct_goose.training.metrics import (
     trainer_metrics,
     average_updates,
 )
+
+# %% ../../nbs/learn/16_trainer.ipynb #16imp002
 from instruct_goose.training.policies import (
     BestPolicy,
     IterationCount,
@@ -1038,7 +1042,7 @@ class HeldOut(NamedTuple):
     prompts: Prompts
     reward_fn: Rewards
     every: int  # iterations
-    policy_inputs: frozenset[str] = frozenset()  # what the policy reads of them: `policy_inputs`
+    policy_inputs: frozenset[str] = frozenset()  # what the policy reads of each
 
     def is_due(self, iteration: int) -> bool:
         "Is it time to evaluate, when so many iterations are done?"

@@ -163,9 +163,8 @@ def as_csv(row, delimiter=","):
     out = io.StringIO(newline="")
     writer = csv.writer(out, delimiter=delimiter)
     writer.writerow(row)
-    writer.writerow(
-        [x if isinstance(x, str) else "" if x is None else json.dumps(x) for x in row.values()]
-    )
+    texts = {key: "" if x is None else x for key, x in row.items()}
+    writer.writerow([x if isinstance(x, str) else json.dumps(x) for x in texts.values()])
     return out.getvalue()
 
 

@@ -213,7 +213,11 @@ def _to(x: Tensor, *args, **kwargs) -> Tensor:
     if device is not None and _meant(device) is None:
         return x.to(*args, **kwargs)
     y = x.to(dtype, copy=kwargs.get("copy", False))
-    to = place(like) if like is not None else _meant(device) if device is not None else None
+    to = None
+    if like is not None:
+        to = place(like)
+    elif device is not None:
+        to = _meant(device)
     by_torch = Path(sys._getframe(2).f_code.co_filename).is_relative_to(
         TORCH
     )  # to a place that its C++ has told it

@@ -136,14 +136,10 @@ def difference(ours: Any, theirs: Any, size: float = 1.0) -> str | None:
     b = theirs.flat()
     if len(a) != len(b):
         return f"{len(a)} numbers and {len(b)}"
+    wanted = float if theirs.dtype.is_floating_point else int
+    if str(theirs.dtype) == "torch.bool":
+        wanted = bool
     for x in b:
-        wanted = (
-            bool
-            if str(theirs.dtype) == "torch.bool"
-            else float
-            if theirs.dtype.is_floating_point
-            else int
-        )
         if type(x) is not wanted:
             return f"a {type(x).__name__} in a tensor of {theirs.dtype}"
     tolerance = TOLERANCE.get(str(ours.dtype).removeprefix("torch."), 0.0)

@@ -474,7 +474,7 @@ def test_group_std():
         both = [1 - p if k else None, -p if k < 8 else None]
         close(curves[0]["y"], both)
         close(curves[1]["y"], [None if x is None else x * 8 / 7 for x in both])
-        close(curves[2]["y"], [None if x is None else x / s if s else 0.0 for x in both])
+        close(curves[2]["y"], [None if x is None else x / (s or 1) for x in both])  # x = 0 if s = 0
 
 
 def test_dpo_margin():

@@ -162,9 +162,15 @@ def slow_weight(c, each, t):
     }[c.importance_level]
     low = c.importance_floor or 0.0
     high = c.importance_cap
-    return (
-        min(max(w, low), high) if c.importance_beyond == "cut" else w if low <= w <= high else 0.0
-    )
+    if c.importance_beyond == "cut":
+        return min(max(w, low), high)
+    return w if low <= w <= high else 0.0
+
+
+def within(x, low, high):
+    if x < low:
+        return low
+    return high if x > high else x
 
 
 def slow_token(c, row, t):
@@ -182,7 +188,7 @@ def slow_token(c, row, t):
     if c.ratio_level == "sequence_token":
         ratio = ratio / ratio.item() * math.exp(sum(log_ratios).item() / n)
     low, high = 1 - c.clip, 1 + (c.clip if c.clip_high is None else c.clip_high)
-    clipped = low if ratio < low else high if ratio > high else ratio
+    clipped = within(ratio, low, high)
     if c.surrogate == "min":
         objective = ratio * A if ratio * A <= clipped * A else torch.as_tensor(clipped * A)
         if c.dual_clip is not None and A < 0 and objective < c.dual_clip * A:
