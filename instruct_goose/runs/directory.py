@@ -93,11 +93,10 @@ def require_unused(path: Path) -> None:
         raise FileExistsError(f"{path} is a file, or a link to nothing: give another directory")
     contents = list(path.iterdir()) if path.is_dir() else []
     if any(not TEMPORARY_FILE.fullmatch(file.name) for file in contents):
-        is_run = any((path / name).exists() for name in ("config.json", "checkpoints"))
-        go_on = "resume=True goes on with it; else " if is_run else ""
-        raise FileExistsError(
-            f"{path} already holds {'a run' if is_run else 'files'}: {go_on}give another directory"
-        )
+        advice = "files: give another directory"
+        if has_begun(path):
+            advice = "a run: resume=True goes on with it; else give another directory"
+        raise FileExistsError(f"{path} already holds {advice}")
 
 # %% ../../nbs/reference/runs/directory.ipynb #acdedae8
 @runtime_checkable
@@ -559,10 +558,11 @@ def _write_settings(path: Path, settings: Mapping[str, Any]) -> None:
     "Write config.json. In one that is there only the record of the files is renewed for now."
     then = read_json(path, "the configuration of the run") if path.exists() else {}
     files = {"files": settings["files"], "file_history": settings["file_history"]}
+    renewed = then | files
     if not then:
         write_json(path, settings)
-    elif then != then | files:
-        write_json(path, then | files)
+    elif renewed != then:
+        write_json(path, renewed)
 
 # %% ../../nbs/reference/runs/directory.ipynb #079c1e35
 def check_directory(config: DirectoryConfig, identity: Mapping[str, Any]) -> None:

@@ -451,8 +451,11 @@ class SignalWatch:
     def __exit__(self, *exception: object) -> None:
         handlers = self.before
         self.before = {}
-        for number in sorted(handlers, key=lambda number: number == signal.SIGINT):
-            signal.signal(number, handlers[number])  # Ctrl-C last: it may be raised at once
+        ctrl_c = handlers.pop(signal.SIGINT, None)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if ctrl_c is not None:  # last, since a Ctrl-C that waits may be raised at once
+            signal.signal(signal.SIGINT, ctrl_c)
 
     def receive(self, number: int, frame: object) -> None:
         """Handle a signal: the first one is raised, see `check`, and later ones are not.

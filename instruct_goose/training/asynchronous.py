@@ -229,6 +229,10 @@ class AsyncTrainer(RLHFTrainer):
             return batch.scored.result()
         return super().ask_rewards(rollout, reward_fn, kind)
 
+    def more_settings(self) -> dict[str, Any]:
+        "What must be the same when a run goes on, max_staleness among it."
+        return super().more_settings() | {"max_staleness": self.max_staleness}
+
     def optimize(self, experience: Experience) -> Metrics:
         "Make the optimizer steps of an iteration, and hand the new weights over."
         log = super().optimize(experience)

@@ -352,7 +352,7 @@ def rollout_metrics(
     KL and reward are per response, in nats and in points of the reward function; entropy is per
     token, in nats. All of it is computed on the CPU.
     """
-    host = copy(experience)
+    host = copy(experience)  # its columns move to the CPU, those of the experience stay
     host.score_parts = dict(experience.score_parts or {})
     host.to_("cpu")
     mask = host.mask

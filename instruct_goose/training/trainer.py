@@ -651,28 +651,7 @@ class RLHFTrainer:
         steps = steps_left(config, self.iteration, steps)
         check_callbacks(own_callbacks, callback)
         require_known_parameters(self.optimizer, *learning_parameters(self.agent, config))
-        evaluated: HeldOut | None = None
-        if config.eval_every is None and held_out is not None:
-            warnings.warn(
-                "held_out= is not used: eval_every is not set, so nothing is evaluated on the way",
-                stacklevel=2,
-            )
-        if config.eval_every is not None:
-            if held_out is None:
-                raise ValueError(
-                    f"eval_every is {config.eval_every}, but there is nothing to evaluate on: "
-                    "pass held_out=, prompts that are not trained on"
-                )
-            if not is_indexable(held_out):
-                raise TypeError(
-                    "held_out= is answered at each evaluation, and a stream can be read once: "
-                    "pass a list"
-                )
-            if not len(held_out):
-                raise ValueError("held_out= is empty: pass at least one prompt to evaluate on")
-            fitting = self.prompts_that_fit(held_out)
-            inputs = frozenset(policy_inputs(fitting))
-            evaluated = HeldOut(fitting, reward_fn, config.eval_every, inputs)
+        evaluated = self.check_held_out(held_out, reward_fn)
         prompts = self.prompts_that_fit(prompts)
         self.stop_reason = None
         if callback is not None:
@@ -698,6 +677,36 @@ class RLHFTrainer:
             self.held_out = None
             self.ends_after = None
         return history
+
+    def check_held_out(self, held_out: Prompts | None, reward_fn: Rewards) -> "HeldOut | None":
+        """Check the held-out prompts of `train` before it starts. None: nothing is evaluated.
+
+        Raises ValueError where eval_every is set and there are none, and for long ones that
+        long_rows refuses; TypeError for a stream.
+        """
+        every = self.config.eval_every
+        if every is None:
+            if held_out is not None:
+                warnings.warn(
+                    "held_out= is not used: eval_every is not set, so nothing is evaluated on the "
+                    "way",
+                    stacklevel=3,
+                )
+            return None
+        if held_out is None:
+            raise ValueError(
+                f"eval_every is {every}, but there is nothing to evaluate on: pass held_out=, "
+                "prompts that are not trained on"
+            )
+        if not is_indexable(held_out):
+            raise TypeError(
+                "held_out= is answered at each evaluation, and a stream can be read once: pass a "
+                "list"
+            )
+        if not len(held_out):
+            raise ValueError("held_out= is empty: pass at least one prompt to evaluate on")
+        fitting = self.prompts_that_fit(held_out)
+        return HeldOut(fitting, reward_fn, every, frozenset(policy_inputs(fitting)))
 
     def prompts_that_fit(self, prompts: Any) -> Any:
         """Leave out the prompts of a list that long_rows drops; a stream stays as it is.
@@ -998,11 +1007,19 @@ class RLHFTrainer:
         sync_weights(self.sampler, self.agent.model)
         torch.set_num_threads(state["environment"]["threads"])
 
+    def more_settings(self) -> dict[str, Any]:
+        """Return what must be the same when a run goes on and is no setting of `config`.
+
+        By name, as JSON has it: the tokens that end a response. A trainer with arguments of its own
+        overrides this: `return super().more_settings() | {"mine": self.mine}`.
+        """
+        return {"eos_ids": sorted(self.eos_ids)}
+
     def identity(self) -> dict:
         "What the run is: its settings, and fingerprints of what must stay the same."
         stays = self.moving_reference.every is None
         return identity_of(
-            asdict(self.config),
+            asdict(self.config) | self.more_settings(),
             self.agent,
             self.ref_model if stays else None,
             self.tokenizer,

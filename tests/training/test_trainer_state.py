@@ -181,6 +181,31 @@ def test_what_does_not_belong_is_refused_and_nothing_changes(plain):
         trainer().load_state_dict(trained.state_dict())
 
 
+def test_a_run_goes_on_with_the_same_stop_tokens_alone():
+    state = trainer(stop_token_ids=[3]).state_dict()
+    trainer(stop_token_ids=[3]).check_state_dict(state)
+    with pytest.raises(ValueError, match=r"eos_ids was \[.*3\] and is"):
+        trainer().load_state_dict(state)
+
+
+def test_an_argument_of_a_trainer_of_ones_own_is_compared_where_it_says_so():
+    class Pushes(RLHFTrainer):
+        def __init__(self, *args, push=0.1, **options):
+            super().__init__(*args, **options)
+            self.push = push
+
+        def more_settings(self):
+            return super().more_settings() | {"push": self.push}
+
+    def pushes(push):
+        return Pushes(model(), None, CONFIG, tokenizer=TOKENIZER, push=push)
+
+    state = pushes(0.1).state_dict()
+    pushes(0.1).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"push was 0.1 and is 0.2"):
+        pushes(0.2).load_state_dict(state)
+
+
 def test_the_number_of_threads_is_kept():
     before = torch.get_num_threads()
     t = trainer()
