@@ -94,7 +94,7 @@ def require_unused(path: Path) -> None:
     contents = list(path.iterdir()) if path.is_dir() else []
     if any(not TEMPORARY_FILE.fullmatch(file.name) for file in contents):
         advice = "files: give another directory"
-        if has_begun(path):
+        if any((path / name).exists() for name in ("config.json", "checkpoints")):
             advice = "a run: resume=True goes on with it; else give another directory"
         raise FileExistsError(f"{path} already holds {advice}")
 

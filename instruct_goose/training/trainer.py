@@ -678,7 +678,11 @@ class RLHFTrainer:
             self.ends_after = None
         return history
 
-    def check_held_out(self, held_out: Prompts | None, reward_fn: Rewards) -> "HeldOut | None":
+    def check_held_out(
+        self,
+        held_out: Prompts | None,  # prompts for `evaluate`
+        reward_fn: Rewards,  # of the training
+    ) -> "HeldOut | None":
         """Check the held-out prompts of `train` before it starts. None: nothing is evaluated.
 
         Raises ValueError where eval_every is set and there are none, and for long ones that
