@@ -222,6 +222,24 @@ def test_both_models_read_what_an_environment_wrote(direction):
     assert math.isclose(loss.item(), sum(divergences) / len(divergences), rel_tol=1e-5)
 
 
+def test_a_run_goes_on_in_its_own_direction_alone():
+    def made(direction):
+        settings = RLHFConfig(**SETTINGS)
+        teacher = tiny_policy("absolute", seed=1)
+        return DistillationTrainer(
+            tiny_policy("absolute"),
+            teacher,
+            settings,
+            tokenizer=WORLD.tokenizer,
+            direction=direction,
+        )
+
+    state = made("reverse").state_dict()
+    made("reverse").check_state_dict(state)
+    with pytest.raises(ValueError, match="direction was 'reverse' and is 'forward'"):
+        made("forward").load_state_dict(state)
+
+
 def test_a_run_goes_on_with_its_own_teacher_alone():
     "A teacher with one weight that differs is another one; the student has not changed then."
 
