@@ -246,7 +246,7 @@ def check_fit(
         raise BadRow("length", where, f"it has {length}: shorten or drop it")
     if fit_row(row, policy.limit, "cut") is None:
         raise BadRow("tie", where, f"it has {length}: both answers are the same where it is cut")
-    report.cut += 1
+    report.note_cut(where, length)
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #ad3fe8b6
 def with_arguments(row: Any, arguments: Mapping[str, Any]) -> Any:
