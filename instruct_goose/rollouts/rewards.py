@@ -448,20 +448,24 @@ def merge_reward_logs(
 ) -> tuple[dict[str, float] | None, dict[str, list] | None]:
     """Merge what the processes have logged.
 
-    Returns the mean of each metric, and the columns, with None in the rows of a process that has
-    not filled them. None: nothing has been logged.
+    Returns the mean of each metric, in which a process counts as often as it has rows, and the
+    columns, with None in the rows of a process that has not filled them. None: nothing has been
+    logged.
     """
-    numbers: dict[str, list[float]] = {}
+    totals: dict[str, float] = {}
+    rows: dict[str, int] = {}
     columns: dict[str, list] = {}
     for log in logs:
         for name, values in log.metrics.items():
-            numbers.setdefault(name, []).extend(values)
+            mean = sum(values) / len(values)
+            totals[name] = totals.get(name, 0.0) + mean * log.rows
+            rows[name] = rows.get(name, 0) + log.rows
         for name in log.extra:
             columns.setdefault(name, [])
     for name, column in columns.items():
         for log in logs:
             column.extend(log.extra.get(name, [None] * log.rows))
-    means = {name: sum(values) / len(values) for name, values in numbers.items()}
+    means = {name: total / rows[name] for name, total in totals.items()}
     return means or None, columns or None
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #e139956b
