@@ -717,9 +717,9 @@ class RLHFTrainer:
     ) -> Metrics:
         """Answer prompts that are not trained on: held_out_reward, and exact held_out_kl.
 
-        Of several reward functions each has its mean too, as held_out_reward/name. Dropout is off. The policy stays as it is, and so does everything else of the trainer.
-        Prompts that are too long are treated as `train` treats them. Raises ValueError for an
-        empty list of prompts.
+        Of several reward functions each has its mean too, as held_out_reward/name. Dropout is off.
+        The policy stays as it is, and so does everything else of the trainer. Prompts that are too
+        long are treated as `train` treats them. Raises ValueError for an empty list of prompts.
         """
         scores = []
         kls = []
