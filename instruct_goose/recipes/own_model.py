@@ -739,8 +739,11 @@ def run_supervised(
             "config": settings_of(config),
             "versions": versions(),
         }
-        shown = ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in figures.items())
-        print(f"{shown} on {len(data.held_out)} held-out rows. {shown_path(out)}")
+        if figures:
+            shown = ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in figures.items())
+            print(f"{shown} on {len(data.held_out)} held-out rows. {shown_path(out)}")
+        else:
+            print(f"No row is held out to measure it on. {shown_path(out)}")
         return summary
 
     return in_run_directory(config, stage.name, train, identity)
