@@ -1,7 +1,8 @@
 """Change the package in one small way after another, and count the changes that a test notices: `make mutations`.
 
-Draws mutants from all of them alike, and runs for each the test file of its module, then the module's notebook, then the tests of its folder
-and of the trainer. What no test noticed is listed in evidence/mutations.json; write behind its "equivalent" why nobody could see a difference, or write a test.
+Draws mutants from all of them alike, and runs for each the test file of its module, then the module's notebook, then the tests of its folder,
+of the trainer, and those that name the changed function. What no test noticed is listed in evidence/mutations.json; write behind its "equivalent" why nobody could see a difference, or write a test,
+which `make mutations ARGS=--again` tries on it.
 Left alone is what is no behaviour: documentation, annotations, defaults, errors and their words, what is printed.
 """
 
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -73,6 +74,9 @@ SECONDS = 300  # a notebook that takes longer has noticed, and so have tests tha
 TIMES = 4  # times what they took without a change
 
 
+KEY = ("module", "operator", "before", "after")  # the line may move
+
+
 class Mutant(NamedTuple):
     module: str
     line: int
@@ -84,7 +88,7 @@ class Mutant(NamedTuple):
 
     @property
     def key(self) -> tuple:
-        return self.module, self.operator, self.before, self.after
+        return tuple(getattr(self, name) for name in KEY)
 
 
 def changed(node, **parts):
@@ -209,15 +213,41 @@ def mutants(path: Path) -> list[Mutant]:
     return list(made.values())
 
 
-def tests_of(module: str) -> list[list[str]]:
+def tests_of(m: Mutant) -> list[list[str]]:
     "The runs of tests that may notice, the nearest first."
-    room = Path(module).parts[1]
-    name = Path(module).stem
+    room = Path(m.module).parts[1]
+    name = Path(m.module).stem
     own = f"tests/{room}/test_{name}.py"
+    elsewhere = [
+        path
+        for path in files_that_name(definition_at(m))
+        if not path.startswith(f"tests/{room}/") and not path.startswith("tests/repo/")
+    ]
     return [
         *([[own]] if (root / own).exists() else []),
         [f"tests/{room}"],
-        ["tests/training/test_trainer.py"],
+        sorted({*elsewhere, "tests/training/test_trainer.py"}),
+    ]
+
+
+def definition_at(m: Mutant) -> str | None:
+    "The function or class of a module in which a mutant stands; None: in none."
+    for node in ast.parse((root / m.module).read_text("utf-8")).body:
+        is_definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        if is_definition and node.lineno <= m.line <= (node.end_lineno or 0):
+            return node.name
+    return None
+
+
+def files_that_name(definition: str | None) -> list[str]:
+    "The test files in which a name stands."
+    if definition is None:
+        return []
+    word = re.compile(rf"\b{definition}\b")
+    return [
+        path.relative_to(root).as_posix()
+        for path in (root / "tests").rglob("test_*.py")
+        if word.search(path.read_text("utf-8"))
     ]
 
 
@@ -290,7 +320,7 @@ def noticed(m: Mutant, folder: Path, seconds: dict[str, float]) -> str | None:
     )
     path.write_bytes(changed)
     try:
-        first, *later = tests_of(m.module)
+        first, *later = tests_of(m)
         if ends_badly(pytest(first), folder, limit):
             return first[0]
         if notebook_fails(m, changed.decode(), folder):
@@ -312,6 +342,76 @@ def left_out(place: str, names: list[str]) -> set[str]:
     }
 
 
+def all_mutants(rooms: Sequence[str]) -> list[Mutant]:
+    return [
+        m
+        for room in rooms
+        for path in sorted((root / "instruct_goose" / room).glob("*.py"))
+        for m in mutants(path)
+    ]
+
+
+def try_each(chosen: list[Mutant], workers: int) -> list[tuple[Mutant, str | None]]:
+    "Each mutant with what noticed it, in copies of the repository."
+    with tempfile.TemporaryDirectory() as place:
+        folders = [Path(place) / str(i) for i in range(workers)]
+        for folder in folders:
+            shutil.copytree(root, folder, ignore=left_out)
+        rooms = sorted({Path(m.module).parts[1] for m in chosen})
+        seconds = {room: seconds_unchanged(f"tests/{room}", folders[0]) for room in rooms}
+
+        def work(i: int) -> list[tuple[Mutant, str | None]]:
+            done = []
+            for m in chosen[i::workers]:
+                by = noticed(m, folders[i], seconds)
+                done.append((m, by))
+                print(
+                    f"{'caught' if by else 'SURVIVED':9}{m.module}:{m.line} {m.operator}: "
+                    f"{m.before[:70]}  →  {m.after[:70]}",
+                    flush=True,
+                )
+            return done
+
+        with ThreadPoolExecutor(workers) as pool:
+            return [x for part in pool.map(work, range(workers)) for x in part]
+
+
+def summary(results: list[tuple[Mutant, str | None]], known: list[dict]) -> dict:
+    "The record of a sample; `known` are survivors of an earlier one, with what was said of them."
+    said = {tuple(s[k] for k in KEY): s["equivalent"] for s in known}
+    survivors = [
+        {name: getattr(m, name) for name in ("module", "line", *KEY[1:])}
+        | {"equivalent": said.get(m.key)}
+        for m, by in results
+        if not by
+    ]
+    rooms: dict[str, list[int]] = {}
+    for m, by in results:
+        counts = rooms.setdefault(Path(m.module).parts[1], [0, 0])
+        counts[0] += 1
+        counts[1] += by is not None
+    return {
+        "mutants": len(results),
+        "caught": len(results) - len(survivors),
+        "rooms": rooms,
+        "survivors": survivors,
+    }
+
+
+def write(table: dict) -> None:
+    "Count what is equivalent, and what tests have noticed since; write the record and print it."
+    table["equivalent"] = sum(bool(s["equivalent"]) for s in table["survivors"])
+    table["caught_since"] = sum(bool(s.get("caught_since_by")) for s in table["survivors"])
+    others = table["mutants"] - table["equivalent"]
+    table["share"] = round(table["caught"] / others, 4)
+    table["share_since"] = round((table["caught"] + table["caught_since"]) / others, 4)
+    TABLE.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    print(
+        f"{table['caught']} of {table['mutants']} caught, {table['equivalent']} equivalent: "
+        f"{table['share']:.1%} of the others, {table['share_since']:.1%} with the tests since then"
+    )
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -320,76 +420,18 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rooms", nargs="+", default=ROOMS)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--again", action="store_true", help="try the listed survivors alone")
     args = parser.parse_args()
-    found = [
-        m
-        for room in args.rooms
-        for path in sorted((root / "instruct_goose" / room).glob("*.py"))
-        for m in mutants(path)
-    ]
+    found = all_mutants(args.rooms)
+    table = json.loads(TABLE.read_text("utf-8")) if TABLE.exists() else {"survivors": []}
+    if args.again:
+        listed = {tuple(s[k] for k in KEY): s for s in table["survivors"] if not s["equivalent"]}
+        for m, by in try_each([m for m in found if m.key in listed], args.workers):
+            listed[m.key]["caught_since_by"] = by
+        return write(table)
     chosen = random.Random(args.seed).sample(found, min(args.number, len(found)))
-    said = (
-        {
-            tuple(s[k] for k in ("module", "operator", "before", "after")): s["equivalent"]
-            for s in json.loads(TABLE.read_text("utf-8")).get("survivors", [])
-        }
-        if TABLE.exists()
-        else {}
-    )
-    with tempfile.TemporaryDirectory() as place:
-        folders = [Path(place) / str(i) for i in range(args.workers)]
-        for folder in folders:
-            shutil.copytree(root, folder, ignore=left_out)
-        rooms = sorted({Path(m.module).parts[1] for m in chosen})
-        seconds = {room: seconds_unchanged(f"tests/{room}", folders[0]) for room in rooms}
-
-        def work(i: int) -> list[tuple[Mutant, str | None]]:
-            done = []
-            for m in chosen[i :: args.workers]:
-                done.append((m, noticed(m, folders[i], seconds)))
-                print(
-                    f"{'caught' if done[-1][1] else 'SURVIVED':9}{m.module}:{m.line} {m.operator}: {m.before[:70]}  →  {m.after[:70]}",
-                    flush=True,
-                )
-            return done
-
-        with ThreadPoolExecutor(args.workers) as pool:
-            results = [x for part in pool.map(work, range(args.workers)) for x in part]
-    survivors = [
-        {
-            "module": m.module,
-            "line": m.line,
-            "operator": m.operator,
-            "before": m.before,
-            "after": m.after,
-            "equivalent": said.get(m.key),
-        }
-        for m, by in results
-        if not by
-    ]
-    equivalent = sum(bool(s["equivalent"]) for s in survivors)
-    caught = len(results) - len(survivors)
-    rooms = {
-        room: [
-            sum(x)
-            for x in zip(*((1, bool(by)) for m, by in results if Path(m.module).parts[1] == room))
-        ]
-        for room in Counter(Path(m.module).parts[1] for m, _ in results)
-    }
-    table = {
-        "of": len(found),
-        "seed": args.seed,
-        "mutants": len(results),
-        "caught": caught,
-        "equivalent": equivalent,
-        "share": round(caught / (len(results) - equivalent), 4),
-        "rooms": rooms,
-        "survivors": survivors,
-    }
-    TABLE.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(
-        f"{caught} of {len(results)} caught, {equivalent} equivalent: {table['share']:.1%} of the others"
-    )
+    results = try_each(chosen, args.workers)
+    write({"of": len(found), "seed": args.seed} | summary(results, table["survivors"]))
 
 
 if __name__ == "__main__":

@@ -428,7 +428,7 @@ class RLHFConfig(Settings):
         return "custom"
 
     @property
-    def in_pieces(self) -> bool:
+    def has_micro_batches(self) -> bool:
         "Are minibatches cut into micro-batches?"
         return self.micro_batch_size is not None or self.micro_batch_tokens is not None
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['INK', 'BLUE', 'ORANGE', 'GREEN', 'PURPLE', 'GREY', 'Example', 'running_example', 'at_the_keyboard', 'differs',
-           'expect', 'within', 'claim', 'diagnose', 'small_svg', 'figure_style', 'draw_tokens', 'drag']
+           'expect', 'within', 'claim', 'diagnose', 'sign_colour', 'small_svg', 'figure_style', 'draw_tokens', 'drag']
 
 # %% ../nbs/notation.ipynb #bf5c45a8
 import os
@@ -170,6 +170,13 @@ ORANGE = "#ea7a1a"
 GREEN = "#12a150"
 PURPLE = "#a855f7"
 GREY = "#8a8a8a"
+
+
+def sign_colour(x: float, zero: float = 0.0) -> str:
+    "Green above zero, orange below, grey where |x| ≤ `zero`."
+    if abs(x) <= zero:
+        return GREY
+    return GREEN if x > 0 else ORANGE
 
 
 def small_svg(svg: str) -> str:

@@ -144,7 +144,11 @@ class RandomState:
 
 
 class Generators(RandomState):
-    "The trainer's random generators: one samples responses, one shuffles rollouts."
+    """The trainer's random generators: one samples responses, one shuffles rollouts.
+
+    Their state has the global generators beside these two, see `RandomState`: code of a user may
+    draw from them.
+    """
 
     def __init__(self, seed: int):
         self.sampling = generator(seed, SAMPLING_STREAM)

@@ -79,10 +79,15 @@ def fit_rows(
         f"{len(too_long)} of {len(rows)} {what}s are beyond {why} of {limit} tokens: {what} "
         f"{first} has {row_length(rows[first])} tokens"
     )
-    if how == "refuse" or not any(fitted):
+    if how == "refuse":
         raise ValueError(
             f"{message}. Shorten them, or leave that to long_rows='cut' or long_rows='drop'"
         )
+    if not any(fitted):
+        advice = "shorten them"
+        if how == "drop":
+            advice += ", or set long_rows='cut'"
+        raise ValueError(f"{message}, and long_rows={how!r} would leave none: {advice}")
     dropped = sum(row is None for row in fitted)
     fates = {"cut": len(too_long) - dropped, "left out": dropped}
     told = " and ".join(f"{n} {fate}" for fate, n in fates.items() if n)

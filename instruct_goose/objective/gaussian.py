@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .masks import same_shape, wide
+from .masks import only_tensors, same_shape, wide
 
 # %% ../../nbs/guides/continuous_actions.ipynb #3ec5feec
 def _per_dimension(mean: Tensor, std: Tensor, name: str = "std"):
@@ -46,6 +46,7 @@ def gaussian_logprobs(
     stand, and no gradient flows. Raises ValueError if shapes differ, and for σ ≤ 0.
     """
     same_shape(actions=actions, mean=mean)
+    only_tensors(std=std)
     same_shape(mask=mask, actions_but_action=None if mask is None else mean[..., 0])
     if mask is not None:
         keep = mask[..., None]
@@ -63,6 +64,7 @@ def gaussian_entropy(
     std: Float[Tensor, "*batch action"],  # σ, not its logarithm
 ) -> Float[Tensor, "*batch"]:  # nats, float32 or wider; may be below 0
     """S = Σᵢ log σᵢ + ½ log 2πe: the mean plays no part. Raises ValueError for σ ≤ 0."""
+    only_tensors(std=std)
     _positive(std)
     return (wide(std).log() + (1 + math.log(2 * math.pi)) / 2).sum(-1)
 
@@ -76,6 +78,7 @@ def gaussian_kl(
     """KL(π‖π′) = Σᵢ log(σ′ᵢ/σᵢ) + (σᵢ² + (μᵢ − μ′ᵢ)²)/(2σ′ᵢ²) − ½, exact: no sampling.
     Raises ValueError if shapes differ, and for σ ≤ 0."""
     same_shape(mean=mean, other_mean=other_mean)
+    only_tensors(std=std, other_std=other_std)
     std = _per_dimension(mean, std)
     other_std = _per_dimension(mean, other_std, "other_std")
     log_r = (std / other_std).log()

@@ -11,7 +11,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .masks import whole_groups
+from .masks import only_tensors, whole_groups
 from .policy_loss import complete_settings, SURROGATES
 
 # %% ../../nbs/learn/11_group.ipynb #7f34f66c
@@ -20,6 +20,7 @@ def flat_groups(scores: Float[Tensor, "batch"], group_size: int) -> Bool[Tensor,
 
     Raises ValueError for scores that do not divide into groups.
     """
+    only_tensors(scores=scores)
     groups = whole_groups(scores, group_size)
     return (groups == groups[:, :1]).all(-1)
 

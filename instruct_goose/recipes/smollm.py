@@ -187,7 +187,7 @@ def figures_of(
     tokens = 0
     log_likelihood = 0.0  # under the reference, in nats
     chunks = with_progress(range(0, n, trainer.config.batch_size), desc)
-    for _, part in zip(chunks, trainer.answers(prompts, greedy), strict=True):
+    for _, part in zip(chunks, trainer.evaluation_rollouts(prompts, greedy), strict=True):
         annotations = trainer.annotate(part)
         parts.append(part)
         if annotations.kl is None or annotations.ref_logprobs is None:
@@ -318,7 +318,7 @@ def answer_figures(rollout: Rollout, trainer: RLHFTrainer) -> dict[str, float]:
     texts = completions(rollout, trainer)
     sampled = right(rollout)
     greedy = []
-    for part in trainer.answers(HELD_OUT_SUMS, greedy=True):
+    for part in trainer.evaluation_rollouts(HELD_OUT_SUMS, greedy=True):
         greedy += right(part)
     return {
         "exact_match": sum(sampled) / len(sampled),

@@ -282,7 +282,7 @@ def answer(
     scores = []
     total = sum(1 for _ in prompt_chunks(prompts, trainer.config.batch_size))
     with ProgressBar(total, name, show=progress) as bar:
-        for rollout in trainer.answers(prompts, trainer.config.eval_greedy):
+        for rollout in trainer.evaluation_rollouts(prompts, trainer.config.eval_greedy):
             if reward_fn is not None:
                 scored = trainer.ask_rewards(rollout, reward_fn, "held-out text")
                 scores.append(require_scores(scored))

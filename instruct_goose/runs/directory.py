@@ -94,11 +94,10 @@ def require_unused(path: Path) -> None:
         raise FileExistsError(f"{path} is a file, or a link to nothing: give another directory")
     contents = list(path.iterdir()) if path.is_dir() else []
     if any(not TEMPORARY_FILE.fullmatch(file.name) for file in contents):
-        is_run = any((path / name).exists() for name in ("config.json", "checkpoints"))
-        go_on = "resume=True goes on with it; else " if is_run else ""
-        raise FileExistsError(
-            f"{path} already holds {'a run' if is_run else 'files'}: {go_on}give another directory"
-        )
+        advice = "files: give another directory"
+        if any((path / name).exists() for name in ("config.json", "checkpoints")):
+            advice = "a run: resume=True goes on with it; else give another directory"
+        raise FileExistsError(f"{path} already holds {advice}")
 
 # %% ../../nbs/reference/runs/directory.ipynb #acdedae8
 @runtime_checkable
@@ -277,10 +276,11 @@ def saving_conflicts(config: SavedRun) -> Iterator[tuple[str, str]]:
 
 # %% ../../nbs/reference/runs/directory.ipynb #2b7c48ef
 class RunLog(Callback[RLHFTrainer]):
-    """Writes a run's log, and gives the stage what the next iteration depends on.
+    """Writes a run's log, and has the run's checkpoints written after it.
 
-    Each iteration goes to metrics.jsonl, a few of its responses to tokens.jsonl. Of several
-    processes the main one writes.
+    Each iteration goes to metrics.jsonl, a few of its responses to tokens.jsonl. Then the stage is
+    given the trainer's state, and saves it when a checkpoint is due. Of several processes the main
+    one writes.
     """
 
     def __init__(self, out: str | Path, stage: Stage):
@@ -325,10 +325,11 @@ class RunLog(Callback[RLHFTrainer]):
             for metrics in self.metrics:
                 self.digest.update(json_line(metrics).encode())
             steps = state["identity"]["config"].get("steps")
+            # a run may grow: the trainer, which compares all settings, is shown its own `steps`
             config = {**state["identity"]["config"], "steps": trainer.config.steps}
-            identity = {**state["identity"], "config": config}  # a run may grow
+            identity = {**state["identity"], "config": config}
             trainer.load_state_dict({**state, "identity": identity})
-            if steps != trainer.config.steps:  # and goes on then, also if it was stopped early
+            if steps != trainer.config.steps:  # it goes on then, also if it was stopped early
                 trainer.stop_reason = None
                 on_main_process(
                     partial(print_new_schedule, trainer.config, steps, trainer.iteration)
@@ -353,29 +354,34 @@ def checked_log(state: Mapping, path: Path) -> list[Metrics]:
     Raises ValueError if their SHA-256 or the last line's iteration does not match the state.
     """
     log = state.get("log")
-    lines = log.get("lines") if isinstance(log, Mapping) else None
+    log = log if isinstance(log, Mapping) else {}
+    lines = log.get("lines")
     done = state.get("iteration", "?")
     identity = state.get("identity")
     has_settings = isinstance(identity, Mapping) and isinstance(identity.get("config"), Mapping)
     numbers_fit = type(lines) is int and type(done) is int and 0 < lines <= done
-    nonsense = ValueError(
-        f"the newest checkpoint beside {path} is not that of a run: {str(done)[:40]} iterations, "
-        f"and a log of {str(lines)[:40]}. Remove it, or take another"
-    )
     if not (has_settings and numbers_fit):
-        raise nonsense
+        raise _not_of_a_run(path, done, lines)
     written = []
     if path.exists():
         written = path.read_bytes().splitlines(keepends=True)[:lines]
-    if hashlib.sha256(b"".join(written)).hexdigest() != dict(log or {}).get("sha256"):
+    if hashlib.sha256(b"".join(written)).hexdigest() != log.get("sha256"):
         raise ValueError(
             f"{path} is not the log of the run: its first {lines} lines are not those that were "
             "written. Restore the file, or begin a new run in another directory"
         )
     metrics = [json.loads(line) for line in written]
     if metrics[-1]["iteration"] != done - 1:
-        raise nonsense
+        raise _not_of_a_run(path, done, lines)
     return metrics
+
+
+def _not_of_a_run(path: Path, done: object, lines: object) -> ValueError:
+    "Make the error for a checkpoint whose counts of iterations and of lines make no sense."
+    return ValueError(
+        f"the newest checkpoint beside {path} is not that of a run: {str(done)[:40]} iterations, "
+        f"and a log of {str(lines)[:40]}. Remove it, or take another"
+    )
 
 # %% ../../nbs/reference/runs/directory.ipynb #4e30dfe9
 def truncate_log(path: Path, done: int) -> None:
@@ -563,10 +569,11 @@ def _write_settings(path: Path, settings: Mapping[str, Any]) -> None:
     "Write config.json. In one that is there only the record of the files is renewed for now."
     then = read_json(path, "the configuration of the run") if path.exists() else {}
     files = {"files": settings["files"], "file_history": settings["file_history"]}
+    renewed = then | files
     if not then:
         write_json(path, settings)
-    elif then != then | files:
-        write_json(path, then | files)
+    elif renewed != then:
+        write_json(path, renewed)
 
 # %% ../../nbs/reference/runs/directory.ipynb #079c1e35
 def check_directory(config: DirectoryConfig, identity: Mapping[str, Any]) -> None:
@@ -617,7 +624,7 @@ def input_digests(config: object) -> dict[str, str]:  # SHA-256 by name
     SHA-256 by the name that the command was given; of a module that of its file.
     """
     optional = optional_settings(config)
-    places = {name: Path(name) for name in optional.plugin}
+    files = {name: Path(name) for name in optional.plugin}
     code_of_a_user = list(optional.reward)
     for named in (optional.trainer, optional.environment):
         if named:
@@ -625,8 +632,8 @@ def input_digests(config: object) -> dict[str, str]:  # SHA-256 by name
     for named in code_of_a_user:
         name, _, _ = named.rpartition(":")
         module_file = getattr(sys.modules.get(name), "__file__", None)
-        places[name] = Path(module_file or name)
-    return {name: sha256(place) for name, place in places.items() if place.is_file()}
+        files[name] = Path(module_file or name)
+    return {name: sha256(file) for name, file in files.items() if file.is_file()}
 
 # %% ../../nbs/reference/runs/directory.ipynb #91568b10
 def file_history(
@@ -685,18 +692,18 @@ def model_digests(config: object) -> dict[str, str]:  # SHA-256, by words that s
     return digests
 
 # %% ../../nbs/reference/runs/directory.ipynb #19ca9c26
-def directory_digests(place: str) -> dict[str, str]:  # SHA-256, by the file's name
+def directory_digests(directory: str) -> dict[str, str]:  # SHA-256, by the file's name
     """Fingerprint the files of a model that its numbers depend on.
 
     Of adapters also their base's. Empty for what is no directory, such as a name on the Hub.
     """
     digests: dict[str, str] = {}
-    if not Path(place).is_dir():
+    if not Path(directory).is_dir():
         return digests
-    for file in sorted(Path(place).iterdir()):
+    for file in sorted(Path(directory).iterdir()):
         if MODEL_FILES.fullmatch(file.name):
             digests[file.name] = sha256(file)
-    if holds_adapters(place):
-        for name, digest in directory_digests(find_model(base_model_of(place))).items():
+    if holds_adapters(directory):
+        for name, digest in directory_digests(find_model(base_model_of(directory))).items():
             digests[f"base's {name}"] = digest
     return digests

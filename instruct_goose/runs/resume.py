@@ -381,23 +381,22 @@ class Stage:
     ) -> None:
         """Keep the state after `done` of `total` steps: in memory, and on disk when due.
 
-        A stage that ends early says so with `is_last`, and is saved.
-
-        `state()` is called in every process, since under FSDP it is collective: at every step, or
-        after `offer_state` only when a checkpoint is due. Raises KeyboardInterrupt for a signal
-        whose exception other code has caught, OSError if the checkpoint cannot be written.
+        A stage that ends early says so with `is_last`, and is saved. The state is copied to memory
+        after every step. A stage that has called `offer_state` can still be asked for it, so there
+        it is copied only when a checkpoint is due, and at the end. `state()` is called in every
+        process, since under FSDP all put it together. Raises KeyboardInterrupt for a signal whose
+        exception other code has caught, OSError if the checkpoint cannot be written.
         """
         manager = self.manager
-        due = (
-            is_last
-            or manager.is_due(done, total)
-            or on_main_process(partial(manager.is_overdue, done, total))
-        )
-        if due or done == total or manager.offered is None:
+        is_due = is_last or manager.is_due(done, total)
+        if not is_due:  # the clock of the main process decides for all
+            is_due = on_main_process(partial(manager.is_overdue, done, total))
+        can_be_asked_later = manager.offered is not None and done < total
+        if is_due or not can_be_asked_later:
             whole = state()
             if is_main_process():
                 manager.copy_state(self.name, done, total, whole)
-        if due:
+        if is_due:
             manager.save()
         manager.signals.check()
 
@@ -453,8 +452,11 @@ class SignalWatch:
     def __exit__(self, *exception: object) -> None:
         handlers = self.before
         self.before = {}
-        for number in sorted(handlers, key=lambda number: number == signal.SIGINT):
-            signal.signal(number, handlers[number])  # Ctrl-C last: it may be raised at once
+        ctrl_c = handlers.pop(signal.SIGINT, None)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if ctrl_c is not None:  # last, since a Ctrl-C that waits may be raised at once
+            signal.signal(signal.SIGINT, ctrl_c)
 
     def receive(self, number: int, frame: object) -> None:
         """Handle a signal: the first one is raised, see `check`, and later ones are not.

@@ -42,7 +42,8 @@ def by_word(metrics: Metrics) -> dict[str, float]:  # "word/name"
         if number is None or name == "iteration":
             continue
         word = "held_out" if name.startswith("held_out") else re.split("[_/]", name)[0]
-        named[name if name.startswith(f"{word}/") else f"{word}/{name}"] = number
+        is_grouped = name.startswith(f"{word}/")
+        named[name if is_grouped else f"{word}/{name}"] = number
     return named
 
 # %% ../../nbs/guides/trackers.ipynb #36d9eea3

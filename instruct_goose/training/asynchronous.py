@@ -61,9 +61,11 @@ class BackgroundSampler:
         prompts: Sequence,
         reward_fn: Rewards,
     ):
-        self.writer = copy.copy(trainer)  # shares all parts but the policy and the sampler
-        self.writer.agent = copy.deepcopy(trainer.agent).eval()
-        self.writer.sampler = make_sampler(self.writer.agent, trainer.tokens)
+        self.sampling_trainer = copy.copy(
+            trainer
+        )  # shares all parts but the policy and the sampler
+        self.sampling_trainer.agent = copy.deepcopy(trainer.agent).eval()
+        self.sampling_trainer.sampler = make_sampler(self.sampling_trainer.agent, trainer.tokens)
         self.max_staleness = max_staleness
         self.reward_fn = reward_fn
         self.order = PromptOrder(trainer.config.seed)
@@ -126,22 +128,22 @@ class BackgroundSampler:
             self.weights_changed.wait_for(lambda: self.is_stopped or self.version >= oldest)
             if self.is_stopped:
                 return None
-            self.writer.agent.load_state_dict(self.newest)
+            self.sampling_trainer.agent.load_state_dict(self.newest)
             version = self.version
-        sync_weights(self.writer.sampler, self.writer.agent.model)
+        sync_weights(self.sampling_trainer.sampler, self.sampling_trainer.agent.model)
         return version
 
     def write_batch(self, version: int) -> SampledAhead:
         "Sample the responses of the next batch, and have them scored in another thread."
-        config = self.writer.config
+        config = self.sampling_trainer.config
         prompts = self.order.take(config.batch_size // config.group_size)
         numbers = generator(config.seed, FIRST_BATCH_STREAM + self.iteration)
-        rollout = self.writer.generate(prompts, config.group_size, numbers)
+        rollout = self.sampling_trainer.generate(prompts, config.group_size, numbers)
         staleness = [self.iteration - version] * len(rollout)
         rollout.episodes = (rollout.episodes or {}) | {"staleness": staleness}
-        trainer = copy.copy(self.writer)
-        trainer.iteration = self.iteration  # a reward function may ask for it
-        scored = self.scoring.submit(trainer.ask_rewards, rollout, self.reward_fn)
+        scoring_trainer = copy.copy(self.sampling_trainer)
+        scoring_trainer.iteration = self.iteration  # a reward function may ask for it
+        scored = self.scoring.submit(scoring_trainer.ask_rewards, rollout, self.reward_fn)
         return SampledAhead(rollout, scored)
 
 # %% ../../nbs/guides/asynchronous.ipynb #17515dd6
@@ -226,6 +228,10 @@ class AsyncTrainer(RLHFTrainer):
         if batch is not None and rollout is batch.rollout and kind == "text":
             return batch.scored.result()
         return super().ask_rewards(rollout, reward_fn, kind)
+
+    def more_settings(self) -> dict[str, Any]:
+        "What must be the same when a run goes on, max_staleness among it."
+        return super().more_settings() | {"max_staleness": self.max_staleness}
 
     def optimize(self, experience: Experience) -> Metrics:
         "Make the optimizer steps of an iteration, and hand the new weights over."

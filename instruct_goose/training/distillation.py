@@ -126,6 +126,10 @@ class DistillationTrainer(RLHFTrainer):
         loss = aggregate(divergence, batch.mask, **aggregation_args(self.config, batch))
         return loss, {"teacher_kl": loss.detach()}
 
+    def more_settings(self) -> dict[str, Any]:
+        "What must be the same when a run goes on, the direction of the KL among it."
+        return super().more_settings() | {"direction": self.direction}
+
     def identity(self) -> dict[str, Any]:
         "What the run is: that of an `RLHFTrainer`, and a fingerprint of the teacher."
         teacher = None if self.teacher is None else fingerprint_module(self.teacher)

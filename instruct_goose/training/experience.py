@@ -174,7 +174,7 @@ def annotate_share(
     """
     rollout.to_(agent.model.device)
     order = torch.arange(len(rollout))
-    if config.in_pieces:
+    if config.has_micro_batches:
         order = by_length(rollout)
     ordered = rollout[order]
     with precision(config, rollout.mask.device):
@@ -194,8 +194,8 @@ def annotate_rows(
 ) -> Annotations:
     """Annotate a few rows by one pass through each model.
 
-    Without a reference the policy's hidden states are compared with themselves: the numbers are
-    those that any reference would leave, to the bit.
+    Without a reference the policy is compared with itself. Its log-probabilities and entropies are
+    the same to the bit, with a reference or without.
     """
     head = plain_head(agent.model)
     ref_head = head if ref_model is None else plain_head(ref_model)

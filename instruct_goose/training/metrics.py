@@ -7,9 +7,9 @@ __all__ = ['Metrics', 'WATCHED', 'BARS', 'T', 'UNLOGGED_PARTS', 'LATER_METRICS',
            'WEIGHT_CHANGES', 'correlation', 'distinct', 'text_metrics', 'estimate_discounts', 'advantage_metrics',
            'prompt_nll_ratio', 'gradient_slopes', 'expected_negative_gradients', 'json_number', 'json_numbers',
            'History', 'sparkline', 'rollout_metrics', 'score_metrics', 'sampler_metrics', 'ratio_metrics',
-           'step_metrics', 'check_first_step', 'require_new_names', 'add_metrics', 'check_added_metrics',
-           'held_out_parts', 'held_out_logged', 'update_metrics', 'timing', 'trainer_metrics', 'moment_norm',
-           'prompt_metrics', 'prompts_read', 'what_is_read', 'special_token_texts', 'sample_weights', 'weight_changes',
+           'minibatch_metrics', 'check_first_update', 'require_new_names', 'add_metrics', 'check_added_metrics',
+           'held_out_parts', 'held_out_logged', 'average_updates', 'timing', 'trainer_metrics', 'moment_norm',
+           'prompt_metrics', 'policy_inputs', 'policy_input', 'special_token_texts', 'sample_weights', 'weight_changes',
            'PolicyChange', 'progress_line']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
@@ -352,7 +352,7 @@ def rollout_metrics(
     KL and reward are per response, in nats and in points of the reward function; entropy is per
     token, in nats. All of it is computed on the CPU.
     """
-    host = copy(experience)
+    host = copy(experience)  # its columns move to the CPU, those of the experience stay
     host.score_parts = dict(experience.score_parts or {})
     host.to_("cpu")
     mask = host.mask
@@ -487,15 +487,16 @@ UNLOGGED_PARTS = (  # `ppo_loss` returns them of one micro-batch: they do not ad
 )
 
 
-def step_metrics(
+def minibatch_metrics(
     batch: Experience,  # the minibatch
     traces: Sequence[MicroBatchTrace],  # of its micro-batches
     config: RLHFConfig,
 ) -> dict[str, Tensor]:
     """Log an optimizer step: how far π had moved before it, and parts of the loss.
 
-    The parts of the micro-batches are added up; UNLOGGED_PARTS are left out. Raises ValueError for
-    a part with the name of a metric.
+    The parts of the micro-batches are added up; UNLOGGED_PARTS are left out. `advantage_products`
+    is no metric: `average_updates` turns it into `coverage_error`. Raises ValueError for a part
+    with the name of a metric.
     """
     logprobs = torch.cat([trace.logprobs for trace in traces])
     log = ratio_metrics(logprobs, batch, config)
@@ -506,14 +507,14 @@ def step_metrics(
     for name, numbers in parts.items():
         if name not in UNLOGGED_PARTS and name not in log:
             log[name] = torch.stack(numbers).sum()
-    own = {
+    checks = {
         "stale_gradient": traces[0].stale_gradient,
-        "advantage_products": _advantage_products(batch).sum(),  # for `update_metrics`
+        "advantage_products": _advantage_products(batch).sum(),
     }
-    return add_metrics(log, own)
+    return add_metrics(log, checks)
 
 # %% ../../nbs/reference/training/metrics.ipynb #3f7fd2fd
-def check_first_step(
+def check_first_update(
     batch: Experience,  # the first minibatch of an iteration
     traces: Sequence[MicroBatchTrace],
     config: RLHFConfig,
@@ -614,15 +615,15 @@ def held_out_logged(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {f"held_out_logged/{name}": total / counts[name] for name, total in totals.items()}
 
 # %% ../../nbs/reference/training/metrics.ipynb #38f90fae
-def update_metrics(
-    logs: Sequence[dict[str, Tensor]],  # of each optimizer step, from `step_metrics`
+def average_updates(
+    logs: Sequence[dict[str, Tensor]],  # of each optimizer step, from `minibatch_metrics`
     experience: Experience,
     epochs: int,
 ) -> Metrics:
     """Average each number over the optimizer steps that log it.
 
     Of `ratio_max` the largest is taken. `coverage_error` is 0 where each epoch takes each token
-    once, with its advantage.
+    once, with its advantage: then Σ Â·log π_old over all updates is `epochs` times the rollout's.
     """
     logged: dict[str, list[Tensor]] = {}
     for log in logs:
@@ -636,8 +637,8 @@ def update_metrics(
     expected = epochs * products.sum()
     difference = sum(products_of_steps, torch.zeros_like(expected)) - expected
     coverage_error = difference.abs() / (epochs * products.abs().sum())
-    own = {"updates": len(logs), "coverage_error": coverage_error}
-    return json_numbers(add_metrics(measured, own))
+    counts = {"updates": len(logs), "coverage_error": coverage_error}
+    return json_numbers(add_metrics(measured, counts))
 
 
 def timing(seconds: Mapping[str, float], tokens: float | int | None) -> Metrics:
@@ -705,7 +706,7 @@ def moment_norm(agent: Agent, optimizer: Optimizer) -> Tensor | None:
 def prompt_metrics(
     prompts: Sequence | dict,
     rollout: Rollout,
-    held_out: frozenset[str] = frozenset(),  # `prompts_read` of the prompts to evaluate on
+    held_out: frozenset[str] = frozenset(),  # `policy_inputs` of the prompts to evaluate on
     tokenizer: PreTrainedTokenizerBase | None = None,  # its special tokens may stand in prompts
 ) -> Metrics:
     """Count the different prompts, and the share whose text is still in their ids.
@@ -716,7 +717,7 @@ def prompt_metrics(
     `prompts_held_out`, the share of prompts that are held out as well, is None where none are.
     """
     rows = prompts["query_ids"].tolist() if isinstance(prompts, dict) else prompts
-    read = prompts_read(prompts)
+    read = policy_inputs(prompts)
     different_texts = dict.fromkeys(rollout.prompts or ())
     encoded = "\n".join(_bare_text(text) for text in different_texts)
     special_tokens = special_token_texts(tokenizer) if tokenizer is not None else []
@@ -736,13 +737,13 @@ def prompt_metrics(
     }
 
 # %% ../../nbs/reference/training/metrics.ipynb #e95bcd4a
-def prompts_read(prompts: Sequence | dict) -> list[str]:
+def policy_inputs(prompts: Sequence | dict) -> list[str]:
     """List what the policy reads of each prompt, as one text each.
 
     Prompts that only differ in columns for a reward or a game have the same text.
     """
     rows = prompts["query_ids"].tolist() if isinstance(prompts, dict) else prompts
-    return [what_is_read(row) for row in rows]
+    return [policy_input(row) for row in rows]
 
 
 def _prompt_text(row: object) -> str | None:
@@ -753,7 +754,7 @@ def _prompt_text(row: object) -> str | None:
     return prompt if isinstance(prompt, str) else None
 
 
-def what_is_read(row: object) -> str:
+def policy_input(row: object) -> str:
     "Write what the policy reads of a prompt: not the columns that only a reward or a game reads."
     if not isinstance(row, Mapping):
         row = {"prompt": row}

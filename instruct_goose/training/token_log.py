@@ -33,7 +33,7 @@ from instruct_goose.rollouts.rollout import (
     require_texts,
 )
 from .experience import Experience
-from .metrics import distinct, what_is_read
+from .metrics import distinct, policy_input
 from .trainer import RLHFTrainer
 from .update import importance_weights, loss_args, LossFn
 
@@ -58,8 +58,8 @@ def token_columns(
 ) -> dict[str, Tensor]:
     """Compute the numbers of each token that a record keeps, (B, T) each, by name.
 
-    `clipped` says where the clip holds the token. After a single update it holds none: that update
-    started at a ratio of 1.
+    `clipped` says which tokens the clip holds, at the policy after the iteration. In an iteration
+    of one update it holds none: that update started at a ratio of 1.
     """
     settings = loss_args(config)
     ratio = probability_ratio(
@@ -77,7 +77,8 @@ def token_columns(
         logprobs=logprobs,
     )
     clipped = torch.stack(list(sides.values())).any(0)
-    if config.epochs * config.minibatches == 1:
+    has_one_update = config.epochs == 1 and config.minibatches == 1
+    if has_one_update:
         clipped = torch.zeros_like(clipped)
     drift = None  # where there is no reference
     if experience.ref_logprobs is not None:
@@ -125,11 +126,10 @@ def negative_gradients(loss: LossFn, new: Evaluation, experience: Experience) ->
         )
         return {}
     found = {}
-    for name, gradient in zip(
-        ("negative_gradient", "negative_value_gradient"), gradients, strict=False
-    ):
+    names = {"logprobs": "negative_gradient", "values": "negative_value_gradient"}
+    for output, gradient in zip(outputs, gradients, strict=True):
         if gradient is not None:
-            found[name] = -gradient
+            found[names[output]] = -gradient
     return found
 
 # %% ../../nbs/guides/microscope.ipynb #13355c2c
@@ -140,23 +140,30 @@ def recorded_rows(experience: Experience, rows: int) -> Tensor:  # indices, in o
     pairs have different prompts, where there are such.
     """
     count = len(experience)
-    spaced = list(range(0, count, math.ceil(count / rows)))
+    spaced = list(range(0, count, math.ceil(count / rows)))  # each second one begins a pair
     host = experience.on_host
     ids, mask = compact(host.query_ids, host.query_mask, side="right")
     _, prompts = torch.cat([ids * mask, mask], 1).unique(dim=0, return_inverse=True)
     prompt_of = prompts.tolist()
     chosen: list[int] = []
     for k in range(0, len(spaced), 2):
-        behind = [*range(spaced[k], count), *range(spaced[k])]  # all rows, from this one on
-        taken = {prompt_of[row] for row in chosen}
-        free = [row for row in behind if row not in chosen]
-        fresh = [row for row in free if prompt_of[row] not in taken]
-        first = (fresh or free)[0]
+        all_rows_from_here = [*range(spaced[k], count), *range(spaced[k])]
+        free = [row for row in all_rows_from_here if row not in chosen]
+        taken_prompts = {prompt_of[row] for row in chosen}
+        with_new_prompt = [row for row in free if prompt_of[row] not in taken_prompts]
+        first = with_new_prompt[0] if with_new_prompt else free[0]
         chosen.append(first)
-        if k + 1 < len(spaced):
-            free = [row for row in free if row != first]
-            alike = [row for row in free if prompt_of[row] == prompt_of[first]]
-            chosen.append((alike or [row for row in free if row == spaced[k + 1]] or free)[0])
+        if k + 1 == len(spaced):
+            break
+        free.remove(first)
+        with_same_prompt = [row for row in free if prompt_of[row] == prompt_of[first]]
+        if with_same_prompt:
+            second = with_same_prompt[0]
+        elif spaced[k + 1] in free:
+            second = spaced[k + 1]
+        else:
+            second = free[0]
+        chosen.append(second)
     return torch.tensor(sorted(chosen))
 
 # %% ../../nbs/guides/microscope.ipynb #c75f9b05
@@ -278,7 +285,7 @@ def prompt_notes(trainer: RLHFTrainer, experience: Experience, row: int) -> dict
     if read != expected:
         note["prompt_difference"] = _difference(read, expected, trainer.tokenizer)
     if trainer.held_out is not None:
-        note["is_held_out"] = what_is_read(data) in trainer.held_out.policy_inputs
+        note["is_held_out"] = policy_input(data) in trainer.held_out.policy_inputs
     return note
 
 

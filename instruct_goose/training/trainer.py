@@ -121,7 +121,7 @@ from instruct_goose.training.experience import (
 from instruct_goose.training.metrics import (
     add_metrics,
     check_added_metrics,
-    check_first_step,
+    check_first_update,
     held_out_logged,
     held_out_parts,
     History,
@@ -131,13 +131,13 @@ from instruct_goose.training.metrics import (
     PolicyChange,
     progress_line,
     prompt_metrics,
-    prompts_read,
+    policy_inputs,
     require_new_names,
     rollout_metrics,
-    step_metrics,
+    minibatch_metrics,
     timing,
     trainer_metrics,
-    update_metrics,
+    average_updates,
 )
 
 # %% ../../nbs/learn/16_trainer.ipynb #16imp002
@@ -150,6 +150,7 @@ from instruct_goose.training.policies import (
 )
 from instruct_goose.training.update import (
     add_gradient,
+    check_base_lrs,
     clip_gradients,
     Coefficients,
     drop_truncated,
@@ -258,8 +259,9 @@ class RLHFTrainer:
 
         Returns a copy of the rollout with its scores, (B,), some of its groups replaced or dropped
         if the settings say so. With reward_scaling="running" the scores count in `reward_scale`.
-        Raises RewardError for a reward function that fails or returns no scores, TimeoutError for
-        one that takes longer than reward_timeout.
+        Raises RewardError for a reward function that fails, for a score that is not finite and for
+        a response that no function scores (None from all of them); TimeoutError for a function
+        that takes longer than reward_timeout.
         """
         config = self.config
         ask_rewards = partial(self.ask_rewards, reward_fn=reward_fn)
@@ -316,11 +318,11 @@ class RLHFTrainer:
         experience.to_(self.device)
         zero_gradients(self.optimizer, self.agent)  # no gradient of an earlier iteration is logged
         self.kl_stop.keep_if_within_limit(experience, self.iteration)
-        self.coefficients.begin(experience)
+        self.coefficients.choose_ent_coef(experience)
         change = PolicyChange(self.agent, experience, self.config)
         logs = self.run_epochs(experience)
         require_finite_weights(self.agent)
-        log = update_metrics(logs, experience, self.config.epochs)
+        log = average_updates(logs, experience, self.config.epochs)
         return add_metrics(log, change.metrics())
 
     def run_epochs(self, experience: Experience) -> list[dict[str, Tensor]]:
@@ -355,11 +357,11 @@ class RLHFTrainer:
             traces = accumulate_gradient(
                 self.agent, add_rows, self.evaluate_tokens, micro_batches(batch, self.config)
             )
-            log = step_metrics(batch, traces, self.config)
+            log = minibatch_metrics(batch, traces, self.config)
             if is_first:
                 eps = rounding(self.agent.model, self.config)
                 ent_coef = self.coefficients.ent_coef_used
-                first = check_first_step(batch, traces, self.config, ent_coef, eps)
+                first = check_first_update(batch, traces, self.config, ent_coef, eps)
                 log = add_metrics(log, first)
             log = add_metrics(log, clip_gradients(self.agent, self.config.max_grad_norm))
         self.optimizer.step()
@@ -424,8 +426,9 @@ class RLHFTrainer:
         """Turn prompts in any form into token ids, padded on the left.
 
         Texts, conversations, rows with columns, and ids. A prompt that leaves no room for a
-        response keeps its last tokens, unless long_rows is "refuse". (With "drop" it comes here
-        only if `step` is called by hand: `train` and `evaluate` leave such prompts out before.)
+        response keeps its last tokens, unless long_rows is "refuse", its default. (With "drop" it
+        comes here only if `step` is called by hand: `train` and `evaluate` leave such prompts out
+        before.)
         Raises ValueError for a prompt without tokens, and for a long one to be refused.
         """
         cut = self.config.long_rows != "refuse"
@@ -521,17 +524,19 @@ class RLHFTrainer:
     ) -> Metrics:
         """End the iteration: log it, move on to the next, and decide whether there is one.
 
-        Returns all of its metrics.
+        A checkpoint is written last of all: the callback that does so, `runs.directory.RunLog`, is
+        the last one whose `on_iteration_end` is called. Returns all metrics of the iteration.
         """
         metrics = self.measure(prompts, experience, update_log, seconds)
         if self.iteration + 1 == self.ends_after:
             metrics |= self.measure_final_kl(prompts)
         kl_reason = self.stop_above_kl_limit(metrics)
-        metrics |= self.advance(metrics)
+        metrics |= self.advance(metrics)  # from here on β, η and the count are the next one's
         metrics |= self.evaluate_if_due(kl_reason)
         reasons = self.ask_callbacks(experience, metrics)[:1]  # others often say the same
-        if reasons and kl_reason is None and "final_kl_to_reference" not in metrics:
-            metrics |= self.measure_final_kl(prompts)  # a callback has made this the last one
+        is_ended_by_callback = bool(reasons) and kl_reason is None
+        if is_ended_by_callback and "final_kl_to_reference" not in metrics:
+            metrics |= self.measure_final_kl(prompts)
             kl_reason = self.stop_above_kl_limit(metrics)
             if kl_reason is not None:
                 metrics |= self.evaluate_if_due(kl_reason)  # the policy is another one now
@@ -647,26 +652,7 @@ class RLHFTrainer:
         steps = steps_left(config, self.iteration, steps)
         check_callbacks(own_callbacks, callback)
         require_known_parameters(self.optimizer, *learning_parameters(self.agent, config))
-        evaluated: HeldOut | None = None
-        if config.eval_every is None and held_out is not None:
-            warnings.warn(
-                "held_out= is not used: eval_every is not set, so nothing is evaluated on the way",
-                stacklevel=2,
-            )
-        if config.eval_every is not None:
-            if held_out is None:
-                raise ValueError(
-                    f"eval_every is {config.eval_every}, but there is nothing to evaluate on: "
-                    "pass held_out=, prompts that are not trained on"
-                )
-            if not is_indexable(held_out):
-                raise TypeError(
-                    "held_out= is answered at each evaluation, and a stream can be read once: "
-                    "pass a list"
-                )
-            fitting = self.prompts_that_fit(held_out)
-            policy_inputs = frozenset(prompts_read(fitting))
-            evaluated = HeldOut(fitting, reward_fn, config.eval_every, policy_inputs)
+        evaluated = self.check_held_out(held_out, reward_fn)
         prompts = self.prompts_that_fit(prompts)
         self.stop_reason = None
         if callback is not None:
@@ -692,6 +678,40 @@ class RLHFTrainer:
             self.held_out = None
             self.ends_after = None
         return history
+
+    def check_held_out(
+        self,
+        held_out: Prompts | None,  # prompts for `evaluate`
+        reward_fn: Rewards,  # of the training
+    ) -> "HeldOut | None":
+        """Check the held-out prompts of `train` before it starts. None: nothing is evaluated.
+
+        Raises ValueError where eval_every is set and there are none, and for long ones that
+        long_rows refuses; TypeError for a stream.
+        """
+        every = self.config.eval_every
+        if every is None:
+            if held_out is not None:
+                warnings.warn(
+                    "held_out= is not used: eval_every is not set, so nothing is evaluated on the "
+                    "way",
+                    stacklevel=3,
+                )
+            return None
+        if held_out is None:
+            raise ValueError(
+                f"eval_every is {every}, but there is nothing to evaluate on: pass held_out=, "
+                "prompts that are not trained on"
+            )
+        if not is_indexable(held_out):
+            raise TypeError(
+                "held_out= is answered at each evaluation, and a stream can be read once: pass a "
+                "list"
+            )
+        if not len(held_out):
+            raise ValueError("held_out= is empty: pass at least one prompt to evaluate on")
+        fitting = self.prompts_that_fit(held_out)
+        return HeldOut(fitting, reward_fn, every, frozenset(policy_inputs(fitting)))
 
     def prompts_that_fit(self, prompts: Any) -> Any:
         """Leave out the prompts of a list that long_rows drops; a stream stays as it is.
@@ -728,7 +748,7 @@ class RLHFTrainer:
             raise ValueError("there are no prompts to evaluate on: the list is empty")
         if self.config.long_rows == "drop":  # as `train` does with held_out=
             prompts = self.prompts_that_fit(prompts)
-        for rollout in self.answers(prompts, greedy):
+        for rollout in self.evaluation_rollouts(prompts, greedy):
             rollout = self.ask_rewards(rollout, reward_fn, "held-out text")
             scores.append(require_scores(rollout))
             kl = self.annotate(rollout).kl
@@ -774,7 +794,7 @@ class RLHFTrainer:
             self.best_policy.offer(log["held_out_reward"], iterations_seen)
         return log
 
-    def answers(
+    def evaluation_rollouts(
         self,
         prompts: Prompts,
         greedy: bool = False,  # the likeliest tokens
@@ -824,10 +844,10 @@ class RLHFTrainer:
             *checked_tokens(model, "response", response_ids, response_attention_mask),
         )
         if sampled_mask is not None:
-            own = sampled_mask.to(rollout.mask) & rollout.mask
-            _, own = checked_tokens(model, "sampled", response_ids, own)
-            rollout.environment_mask = rollout.mask & ~own
-            rollout.mask = own
+            sampled = sampled_mask.to(rollout.mask) & rollout.mask
+            _, sampled = checked_tokens(model, "sampled", response_ids, sampled)
+            rollout.environment_mask = rollout.mask & ~sampled
+            rollout.mask = sampled
         if config.needs == "greedy" and (baseline is None or baseline.shape != rewards.shape):
             raise ValueError(
                 "advantage is 'greedy': pass baseline=, for each response the total reward of the "
@@ -935,6 +955,7 @@ class RLHFTrainer:
             flatten({name: parts[name]})  # says now what could not be written later
         return {
             "iteration": self.iteration,
+            "base_lrs": [float(rate) for rate in self.schedule.base_lrs],
             "stop_reason": self.stop_reason,
             "environment": environment(),
             "identity": self.identity(),
@@ -950,12 +971,14 @@ class RLHFTrainer:
         check_identity(state["identity"], self.identity())
         hints = {
             "iteration": IterationCount,
+            "base_lrs": list,
             "stop_reason": str | None,
             "environment": dict,
             "parts": dict,
         }
         check_values(state, hints)
         check_values(state["environment"], {"threads": Annotated[int, Limit(1, 1024)]})
+        check_base_lrs(self.schedule, state["base_lrs"])
         if self.config.lr_schedule != "constant" and state["iteration"] > self.config.steps:
             raise ValueError(
                 f"iteration is {state['iteration']} in this record, beyond the "
@@ -976,6 +999,7 @@ class RLHFTrainer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state, and set as many torch threads as that trainer had.
 
+        The global generators of torch, Python and numpy go on where they stood as well.
         Of a stream of prompts skip the first `prompt_order.seen` yourself. Raises ValueError before
         anything is changed.
         """
@@ -984,16 +1008,24 @@ class RLHFTrainer:
         for name, part in self.parts().items():
             part.load_state_dict(state["parts"][name])
         self.iteration = state["iteration"]
-        go_to_iteration(self.schedule, self.iteration)
+        go_to_iteration(self.schedule, self.iteration, state["base_lrs"])
         self.stop_reason = state["stop_reason"]
         sync_weights(self.sampler, self.agent.model)
         torch.set_num_threads(state["environment"]["threads"])
+
+    def more_settings(self) -> dict[str, Any]:
+        """Return what must be the same when a run goes on and is no setting of `config`.
+
+        By name, as JSON has it: the tokens that end a response. A trainer with arguments of its own
+        overrides this: `return super().more_settings() | {"mine": self.mine}`.
+        """
+        return {"eos_ids": sorted(self.eos_ids)}
 
     def identity(self) -> dict:
         "What the run is: its settings, and fingerprints of what must stay the same."
         stays = self.moving_reference.every is None
         return identity_of(
-            asdict(self.config),
+            asdict(self.config) | self.more_settings(),
             self.agent,
             self.ref_model if stays else None,
             self.tokenizer,
@@ -1033,7 +1065,7 @@ class HeldOut(NamedTuple):
     prompts: Prompts
     reward_fn: Rewards
     every: int  # iterations
-    policy_inputs: frozenset[str] = frozenset()  # what the policy reads of them: `prompts_read`
+    policy_inputs: frozenset[str] = frozenset()  # what the policy reads of each
 
     def is_due(self, iteration: int) -> bool:
         "Is it time to evaluate, when so many iterations are done?"

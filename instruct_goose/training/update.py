@@ -6,8 +6,8 @@
 __all__ = ['EvaluateFn', 'LossFn', 'drop_truncated', 'minibatches', 'micro_batches', 'aggregation_args', 'importance_weights',
            'loss_args', 'kl_penalty_in_loss', 'total_loss', 'MicroBatchTrace', 'add_gradient', 'checked_loss',
            'nonfinite_loss', 'clip_gradients', 'make_optimizer', 'learning_parameters', 'zero_gradients',
-           'require_known_parameters', 'next_learning_rate', 'go_to_iteration', 'Coefficients', 'explain_nonfinite',
-           'first_nonfinite']
+           'require_known_parameters', 'next_learning_rate', 'go_to_iteration', 'check_base_lrs', 'Coefficients',
+           'explain_nonfinite', 'first_nonfinite']
 
 # %% ../../nbs/reference/training/update.ipynb #3464f50d
 import warnings
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ..config import RLHFConfig
-from ..core.checks import check_values, NotNegative
+from ..core.checks import check_values, NotNegative, shorten
 from ..core.tensor_checks import refuse_if, require_trainable, warn_of_lost_steps
 from ..core.processes import full_tensor, rank_slice
 from ..core.state import State
@@ -45,9 +45,10 @@ from .experience import Experience, NO_REFERENCE, require_finite
 def drop_truncated(batch: Experience, config: RLHFConfig, eos_ids: Sequence[int]) -> Experience:
     """Drop the rows that were cut off: with `mask_truncated` they get no gradient.
 
-    A mean over rows still divides by all rows; a mean over tokens divides by the tokens that are
-    left (DAPO's overlong filtering, 2025, section 3.4). Without the setting the batch is returned
-    as it is. Raises ValueError if nothing is known to end a response.
+    Advantages are there by now: the dropped rows have counted in the mean of their group and in the
+    whitening. A mean over rows still divides by all rows; a mean over tokens divides by the tokens
+    that are left (DAPO's overlong filtering, 2025, section 3.4). Without the setting the batch is
+    returned as it is. Raises ValueError if nothing is known to end a response.
     """
     if not config.mask_truncated:
         return batch
@@ -77,7 +78,7 @@ def minibatches(
     for _ in range(config.epochs):
         n = min(config.minibatches, len(experience))
         for batch in experience.minibatches(n, shuffling):
-            if config.in_pieces:
+            if config.has_micro_batches:
                 batch = batch[by_length(batch)]
             batch = drop_truncated(batch, config, eos_ids)
             if len(batch):
@@ -285,9 +286,10 @@ def _is_loss_and_parts(result: object) -> TypeGuard[tuple[Tensor, dict[str, Any]
 
 
 def nonfinite_loss(loss: Tensor, micro: Experience) -> FloatingPointError:
-    """Make the error for a loss that is not finite.
+    """Find out why a loss is not finite, and make the error that says so.
 
-    Raises the error of the first column that is not finite, if there is one: that is the cause.
+    Raises it at once where a column of the micro-batch is not finite: that is the cause. Otherwise
+    returns the error that the loss itself is not.
     """
     columns = {
         "old_logprobs": micro.old_logprobs,
@@ -437,17 +439,34 @@ def next_learning_rate(schedule: LRScheduler) -> None:
         schedule.step()
 
 
-def go_to_iteration(schedule: LambdaLR, iteration: int) -> None:
-    """Set the schedule to an iteration, and the optimizer to that iteration's learning rate.
+def go_to_iteration(
+    schedule: LambdaLR,
+    iteration: int,
+    base_lrs: Sequence[float],  # of each group, before the schedule's factor
+) -> None:
+    """Set the schedule to an iteration, and the optimizer to that iteration's learning rates.
 
-    In a run that goes on with more steps it is another rate than the one that was saved.
+    In a run that goes on with more steps they are other rates than those that were saved. The base
+    rates are those of the run, which may have changed on the way.
     """
     schedule.last_epoch = iteration
+    schedule.base_lrs = list(base_lrs)
     groups = zip(
         schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
     )
     for group, base, factor in groups:
         group["lr"] = base * factor(iteration)
+
+
+def check_base_lrs(schedule: LambdaLR, base_lrs: Sequence[Any]) -> None:
+    """Raise ValueError for base rates that are not one number per group of the optimizer."""
+    if len(base_lrs) != len(schedule.base_lrs):
+        raise ValueError(
+            f"base_lrs is {shorten(base_lrs)}: it must have {len(schedule.base_lrs)} learning "
+            "rates, one for each group of the optimizer"
+        )
+    for rate in base_lrs:
+        check_values({"base_lrs": rate}, {"base_lrs": NotNegative})
 
 # %% ../../nbs/reference/training/update.ipynb #04e26e6e
 class Coefficients:
@@ -462,8 +481,8 @@ class Coefficients:
         self.ent_coef = config.ent_coef
         self.ent_coef_used: float | None = None  # of this iteration; None: the setting
 
-    def begin(self, experience: Experience) -> None:
-        """Set the weight of the entropy bonus before the first update: 0 above the target.
+    def choose_ent_coef(self, experience: Experience) -> None:
+        """Choose the entropy bonus's weight for the updates of an iteration: 0 above the target.
 
         Raises ValueError for an entropy that is not finite.
         """
@@ -534,8 +553,9 @@ def first_nonfinite(agent: nn.Module, ref_model: nn.Module | None) -> str | None
     tensors: list[tuple[str, Tensor | None]] = []
     for name, p in agent.named_parameters():
         tensors.append((f"the weight {name}", p))
-    for name, p in ref_model.named_parameters() if ref_model is not None else ():
-        tensors.append((f"the reference's weight {name}", p))
+    if ref_model is not None:
+        for name, p in ref_model.named_parameters():
+            tensors.append((f"the reference's weight {name}", p))
     for name, p in agent.named_parameters():
         tensors.append((f"the gradient of {name}", p.grad))
     for name, x in tensors:

@@ -296,6 +296,21 @@ def test_objects_of_a_table_have_no_fields_of_other_rows(tmp_path, tokenizer):
     assert rows == load_answers([first, second], tokenizer=tokenizer)
 
 
+@pytest.mark.parametrize("name", ["stream.arrow", "file.feather", "table.parquet"])
+def test_a_row_of_a_table_has_its_number_in_whatever_batch_it_is(name, tmp_path, refused):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"prompt": ["a", "b", "c", "", "e"]})
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path, row_group_size=2)
+    else:
+        opened = pyarrow.ipc.new_stream if path.suffix == ".arrow" else pyarrow.ipc.new_file
+        with opened(path, table.schema) as file:
+            file.write_table(table, max_chunksize=2)
+    refused(lambda: load_prompts(path), f"{name}, row 3")
+
+
 def test_of_several_saved_splits_train_is_read(tmp_path, refused):
     datasets = pytest.importorskip("datasets")
     split = datasets.Dataset.from_list([{"prompt": "a"}])

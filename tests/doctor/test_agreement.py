@@ -8,8 +8,9 @@ import pytest
 from small_runs import each, run
 
 from instruct_goose.config import RLHFConfig
-from instruct_goose.doctor.agreement import AGREEMENT_RULES, shaped_by_hand
+from instruct_goose.doctor.agreement import AGREEMENT_RULES, shaped_by_hand, values_of_one_state
 from instruct_goose.doctor.diagnosis import diagnose
+from instruct_goose.doctor.rules import Run
 
 
 def found(metrics, config, tokens=None):
@@ -89,6 +90,24 @@ def test_a_changed_record_is_named_and_the_healthy_one_is_not(name, change, sett
 
 def test_every_rule_on_tokens_is_tried_above():
     assert {name for name, *_ in CHANGES} == {rule.name for rule in AGREEMENT_RULES if rule.columns}
+
+
+@pytest.mark.parametrize(
+    "pairs, bad, named",
+    [(9, 2, True), (10, 2, False), (10, 3, True), (4, 1, False), (2, 2, True)],
+)
+def test_a_fifth_of_the_pairs_may_differ_and_one_always(pairs, bad, named):
+    "Each iteration has two responses of one token, so one pair; the values of some are apart."
+    metrics, config, _ = run(**ONE_PROMPT)
+    response = {"prompt": "a", "tokens": ["b"]}
+    tokens = {
+        i: [response | {"values": [0.5]}, response | {"values": [0.9 if i < bad else 0.5]}]
+        for i in range(pairs)
+    }
+    evidence = values_of_one_state(Run(metrics, config, tokens))
+    assert (evidence is not None) == named
+    if named:
+        assert evidence.startswith(f"{bad} of {pairs} pairs")
 
 
 def test_two_reward_functions_that_always_agree_are_named():

@@ -21,6 +21,18 @@ def test_a_file_of_our_metrics_alone_is_ours(tmp_path):
     assert examined.metrics == OURS
 
 
+def test_what_no_rule_reads_is_told(tmp_path):
+    rows = [row | {"loss_of_mine": 1.0, "reward_mean/length": 2.0} for row in OURS]
+    examined = examine(write_lines(tmp_path / "log.jsonl", rows))
+    assert set(examined.read) == {
+        "iteration",
+        "reward_mean",
+        "kl_to_reference",
+        "reward_mean/length",
+    }
+    assert examined.unused == ["loss_of_mine"]
+
+
 def test_a_file_of_another_library_is_not_ours(tmp_path):
     path = tmp_path / "trainer_state.json"
     path.write_text(json.dumps({"log_history": [{"step": 1, "loss": 0.0}]}), encoding="utf-8")

@@ -56,7 +56,7 @@ def test_long_rows_are_refused_by_the_first_with_the_ways_out():
         ValueError, match="2 of 3 texts are beyond the room of 4 tokens: text 1 has "
     ):
         fit_rows(rows, 4, "refuse", "text", "the room")
-    with pytest.raises(ValueError, match="long_rows='cut' or long_rows='drop'"):
+    with pytest.raises(ValueError, match="and long_rows='drop' would leave none: shorten them"):
         fit_rows(rows[1:], 4, "drop")
 
 

@@ -32,6 +32,7 @@ from instruct_goose.models.sharding import (
     LearnerState,
     configs,
     fsdp_requested,
+    full_gradients,
     is_sharded,
     shards_of,
 )
@@ -261,6 +262,14 @@ def test_begun_by_one_or_by_two_it_is_one_run(preset, settings, more, tmp_path):
 
 
 # ----------------------------------------------------------- LearnerState
+
+
+def test_full_gradients_are_the_parameters_own_and_zero_where_there_is_none():
+    layer = torch.nn.Linear(2, 1)
+    (3 * layer.weight).sum().backward()
+    weight, bias = full_gradients(layer, [layer.weight, layer.bias])
+    assert weight.equal(torch.full((1, 2), 3.0))
+    assert bias.equal(torch.zeros(1))
 
 
 def a_learner(steps, make_optimizer=torch.optim.AdamW):

@@ -171,6 +171,17 @@ class Work(TorchDispatchMode):
         return out
 
 
+def test_by_default_no_table_of_a_cpu_is_larger_than_its_cache():
+    "32 MiB of scores, where all of them are 96 MiB."
+    tokens = 480
+    vocabulary = 50_000
+    hidden = torch.randn(tokens, 2, requires_grad=True)
+    weight = torch.randn(vocabulary, 2, requires_grad=True)
+    with Work() as work:
+        logprobs_from_hidden(hidden, weight, torch.arange(tokens)).sum().backward()
+    assert 4 * work.largest <= 2**25
+
+
 N, H, V = 60, 8, 90
 
 

@@ -8,6 +8,8 @@ import torch
 
 from instruct_goose.objective import (
     advantages,
+    gaussian,
+    group,
     kl,
     logprobs,
     masks,
@@ -47,7 +49,13 @@ def test_a_list_is_refused_by_the_name_of_its_argument(unchecked):
         advantages.gae: (x, x, mask),
         advantages.discounted_returns: (x, mask),
         advantages.group_advantages: (row, 2),
+        advantages.td_errors: (x, x, mask, 1.0),
+        gaussian.gaussian_entropy: (x + 1,),
+        gaussian.gaussian_kl: (x, x + 1, x, x + 1),
+        gaussian.gaussian_logprobs: (x, x, x + 1, mask[:, 0]),
+        group.flat_groups: (row, 2),
         logprobs.token_logprobs: (logits, ids),
+        logprobs.logprobs_from_hidden: (logits[0], torch.zeros(5, 4), ids[0]),
         logprobs.entropy: (logits,),
         preference.dpo_loss: (row, row, row, row),
         preference.implicit_reward: (row, row),

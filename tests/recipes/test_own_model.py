@@ -42,6 +42,8 @@ from instruct_goose.data.load import UnusedColumns
 from instruct_goose.models.families import recomputed_layers
 from instruct_goose.models.loading import find_model
 from instruct_goose.models.rendering import template_columns
+from instruct_goose.models.reward_model import RewardModel
+from instruct_goose.models.tokens import PairDataset
 from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
     SAMPLE,
@@ -607,6 +609,20 @@ def test_held_out_figures_have_a_progress_bar_if_they_take_a_second(
     for bar in bars:
         assert bar not in quick
         assert f"{bar}: 100%" in slow
+
+
+def test_a_trained_reward_models_scores_have_mean_0_and_deviation_1(pairs):
+    "On the texts that it was trained with; the models that it begins with have other scores."
+    run(
+        "reward-model --model llama --data pairs.jsonl --output-dir b --steps 4 --held-out 0 --no-progress"
+    )
+    reward_model = RewardModel.from_pretrained("b/reward_model").eval()
+    texts = []
+    for pair in PairDataset(PAIRS, reward_model.tokenizer).rows:
+        texts += pair.values()
+    scores = torch.tensor(reward_model.score(texts))
+    assert scores.mean() == pytest.approx(0, abs=1e-4)
+    assert scores.std(correction=0) == pytest.approx(1, abs=1e-4)
 
 
 def test_a_reward_model_takes_no_adapters(pairs):

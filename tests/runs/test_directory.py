@@ -208,7 +208,7 @@ def test_samples_are_the_same_prompts_before_and_after_and_no_reward_is_asked(tm
     header, _, *rows = samples(tmp_path / "run")
     assert header == ["prompt", "before", "after"] and [r[0] for r in rows] == ["a b", "d", "f a"]
     for column, who in ((1, start), (2, made)):  # the dice of an evaluation, whoever throws them
-        [r] = who.answers(ROWS)
+        [r] = who.evaluation_rollouts(ROWS)
         words = [
             TOKENIZER.decode(ids[m], skip_special_tokens=True)
             for ids, m in zip(r.response_ids, r.mask, strict=True)

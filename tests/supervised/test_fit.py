@@ -42,6 +42,26 @@ def line():
     return torch.nn.Linear(2, 1)
 
 
+@pytest.mark.parametrize("steps, warmup", [(20, 1), (40, 2), (41, 2), (19, 0)])
+def test_a_twentieth_of_the_steps_is_warmup(steps, warmup):
+    model = line()
+    lrs = [
+        row["lr"]
+        for row in fit(
+            model,
+            lambda rows: model(torch.ones(1, 2)).square().sum(),
+            batches([1], 1),
+            steps=steps,
+            lr=0.1,
+            progress=False,
+        )
+    ]
+    rising = [0.1 * (k + 1) / warmup for k in range(warmup)]
+    assert lrs[:warmup] == pytest.approx(rising)
+    assert lrs[warmup] == pytest.approx(0.1)
+    assert lrs[warmup + 1] < 0.1
+
+
 def test_fit_is_adamw_by_hand():
     """Two parameters, written out: decay on the matrix, none on the bias, gradient clipped to
     length 1.

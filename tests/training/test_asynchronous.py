@@ -81,6 +81,8 @@ def test_a_resumed_run_writes_the_batches_that_the_whole_one_would():
     second.load_state_dict(first.state_dict())
     second.train(ROWS, reward, progress=False)
     assert same(weights(whole), weights(second))
+    with pytest.raises(ValueError, match="max_staleness was 0 and is 2"):
+        async_trainer(2).load_state_dict(first.state_dict())
 
 
 def test_an_error_of_the_reward_or_of_the_sampler_is_raised_by_train():

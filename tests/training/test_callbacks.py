@@ -490,7 +490,7 @@ def test_an_evaluation_repeated_says_the_same_of_texts_and_of_ids():
     "held_out, says",
     [
         (None, "eval_every is 2, but there is nothing to evaluate on: pass held_out="),
-        ([], "no prompts"),
+        ([], "held_out= is empty"),
         (["w1 " * 16], "room for prompts of 14 tokens"),
     ],
     ids=["none", "empty", "too long"],

@@ -238,6 +238,24 @@ def test_autocast_holds_for_teacher_and_student_and_the_loss_stays_in_float32():
     assert loss.dtype == torch.float32
 
 
+def test_a_run_goes_on_in_its_own_direction_alone():
+    def made(direction):
+        settings = RLHFConfig(**SETTINGS)
+        teacher = tiny_policy("absolute", seed=1)
+        return DistillationTrainer(
+            tiny_policy("absolute"),
+            teacher,
+            settings,
+            tokenizer=WORLD.tokenizer,
+            direction=direction,
+        )
+
+    state = made("reverse").state_dict()
+    made("reverse").check_state_dict(state)
+    with pytest.raises(ValueError, match="direction was 'reverse' and is 'forward'"):
+        made("forward").load_state_dict(state)
+
+
 def test_a_run_goes_on_with_its_own_teacher_alone():
     "A teacher with one weight that differs is another one; the student has not changed then."
 

@@ -45,10 +45,10 @@ from instruct_goose.training.metrics import (
     PolicyChange,
     correlation,
     estimate_discounts,
+    policy_inputs,
     progress_line,
     prompt_metrics,
     prompt_nll_ratio,
-    prompts_read,
     ratio_metrics,
     rollout_metrics,
     sample_weights,
@@ -431,7 +431,7 @@ def test_chats_and_rows_have_a_text_and_token_ids_have_none():
 def test_a_prompt_is_held_out_where_the_policy_reads_the_same(held_out, share):
     r = dataclasses.replace(made().rollout(PROMPTS), prompts=PROMPTS_READ)
     given = ["the film is", {"prompt": "the score", "answer": "7"}]
-    held = frozenset(prompts_read(held_out))
+    held = frozenset(policy_inputs(held_out))
     assert prompt_metrics(given, r, held)["prompts_held_out"] == share
 
 

@@ -129,7 +129,8 @@ def test_a_trainer_goes_on_as_if_nothing_had_happened(changes, tmp_path, plain):
 def test_the_state_holds_nothing_else():
     t = trainer()
     state = t.state_dict()
-    assert state.keys() == {"iteration", "stop_reason", "environment", "identity", "parts"}
+    names = {"iteration", "base_lrs", "stop_reason", "environment", "identity", "parts"}
+    assert state.keys() == names
     assert state["parts"]["learner"]["moments"] == {}  # before the first update
     train(t, 1)
     assert state["parts"].keys() == t.state_dict()["parts"].keys()
@@ -143,6 +144,19 @@ def test_the_state_holds_nothing_else():
     assert plain - only_while_training <= state.keys(), (
         "a new attribute of the trainer that changes must be kept as well"
     )
+
+
+def test_base_rates_that_were_changed_on_the_way_are_those_of_the_resumed_run(tmp_path, plain):
+    stopped = trainer()
+    train(stopped, 1, seed=3)
+    stopped.schedule.base_lrs = [5e-3, 2e-3]
+    train(stopped, 1)
+    state = through_files(tmp_path, stopped.state_dict())
+    resumed = trainer()
+    resumed.load_state_dict(state)
+    rates = [[group["lr"] for group in t.optimizer.param_groups] for t in (stopped, resumed)]
+    assert rates[0] == rates[1]
+    assert train(stopped, 1)[0]["lr"] == train(resumed, 1)[0]["lr"] > CONFIG.lr
 
 
 def test_what_does_not_belong_is_refused_and_nothing_changes(plain):
@@ -165,6 +179,31 @@ def test_what_does_not_belong_is_refused_and_nothing_changes(plain):
         next(trained.ref_model.parameters()).add_(1.0)
     with pytest.raises(ValueError, match="reference model is not the one"):
         trainer().load_state_dict(trained.state_dict())
+
+
+def test_a_run_goes_on_with_the_same_stop_tokens_alone():
+    state = trainer(stop_token_ids=[3]).state_dict()
+    trainer(stop_token_ids=[3]).check_state_dict(state)
+    with pytest.raises(ValueError, match=r"eos_ids was \[.*3\] and is"):
+        trainer().load_state_dict(state)
+
+
+def test_an_argument_of_a_trainer_of_ones_own_is_compared_where_it_says_so():
+    class Pushes(RLHFTrainer):
+        def __init__(self, *args, push=0.1, **options):
+            super().__init__(*args, **options)
+            self.push = push
+
+        def more_settings(self):
+            return super().more_settings() | {"push": self.push}
+
+    def pushes(push):
+        return Pushes(model(), None, CONFIG, tokenizer=TOKENIZER, push=push)
+
+    state = pushes(0.1).state_dict()
+    pushes(0.1).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"push was 0.1 and is 0.2"):
+        pushes(0.2).load_state_dict(state)
 
 
 def test_the_number_of_threads_is_kept():
@@ -234,6 +273,9 @@ FORGED = {
     "no parts": ("parts", {}, "learner is missing"),
     "iteration below": ("iteration", -5, "iteration is -5"),
     "iteration beyond": ("iteration", 6, "iteration is 6"),
+    "a base rate short": ("base_lrs", lambda x: x[:1], "one for each group"),
+    "base rate below 0": ("base_lrs", [1e-3, -1e-3], "base_lrs is -0.001"),
+    "base rates no list": ("base_lrs", 1e-3, "must be list"),
     "beta NaN": ("parts/coefficients/beta", math.nan, "beta is nan"),
     "threads 0": ("environment/threads", 0, "threads is 0"),
     "config other": ("identity/config", {}, "other settings"),
@@ -244,7 +286,7 @@ FORGED = {
     "no groups": ("parts/learner/groups", ..., "groups"),
     **{
         f"no {name}": (name, ..., name)
-        for name in ("identity", "iteration", "stop_reason", "parts", "environment")
+        for name in ("identity", "iteration", "base_lrs", "stop_reason", "parts", "environment")
     },
 }
 
