@@ -568,7 +568,11 @@ def add_base_sample(model: PreTrainedModel, directory: str | Path) -> None:
     lines = {}
     for name in list(dict.fromkeys(names))[:SAMPLED_MATRICES]:
         lines[name] = " ".join(f"{x:.9g}" for x in sample_of(matrices[name]).tolist())
-    config["auto_mapping"] = {**(config.get("auto_mapping") or {}), BASE_SAMPLE: lines}
+    family = {  # peft reads both where it finds an auto_mapping
+        "base_model_class": type(model).__name__,
+        "parent_library": type(model).__module__,
+    }
+    config["auto_mapping"] = {**family, **(config.get("auto_mapping") or {}), BASE_SAMPLE: lines}
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
