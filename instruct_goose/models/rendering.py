@@ -267,7 +267,7 @@ def values_of(messages: Sequence[Message]) -> list[Any]:
     return values
 
 
-def is_written_as_python(value: Any, text: str) -> bool:
+def is_written_as_python(value: Sequence[Any] | Mapping[str, Any], text: str) -> bool:
     "Does a text hold a value as Python prints it, which is not how JSON does?"
     as_python = str(value)
     return as_python != json.dumps(value, ensure_ascii=False) and as_python in text
