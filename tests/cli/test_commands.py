@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from instruct_goose import exercises
 from instruct_goose.cli import commands
 from instruct_goose.cli.main import main
 from instruct_goose.models.loading import load_model, tiny_smollm
@@ -24,6 +25,23 @@ def refused(*args):
         main(list(map(str, args)))
     assert isinstance(stop.value.code, str), stop.value.code
     return stop.value.code
+
+
+def test_an_exercise_is_shown_with_its_hint_or_its_answer(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("INSTRUCT_GOOSE_PROGRESS", str(tmp_path / "exercises.json"))
+
+    def printed(*flags):
+        main(["exercises", *flags])
+        return capsys.readouterr().out.strip()
+
+    exercise = "kl.k3"
+    assert printed(exercise) == exercises.show(exercise).strip()
+    first = printed(exercise, "--hint")
+    assert "Hint 1 of 2" in first and "Hint 2 of 2" not in first
+    assert "Hint 2 of 2" in printed(exercise, "--hint")
+    assert printed(exercise, "--solution") == exercises.solution(exercise).strip()
+    assert exercise in printed() and exercise in printed("kl")
+    assert "masks." in printed() and "masks." not in printed("kl")
 
 
 @pytest.fixture(scope="module")

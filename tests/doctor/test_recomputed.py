@@ -6,7 +6,12 @@ import pytest
 from small_runs import each, run
 
 from instruct_goose.doctor.diagnosis import diagnose
-from instruct_goose.doctor.recomputed import RECOMPUTED_RULES
+from instruct_goose.doctor.recomputed import (
+    RECOMPUTED_RULES,
+    other_schedule,
+    token_gradient_off,
+)
+from instruct_goose.doctor.rules import Run
 
 
 def scaled(name, by, where=slice(None)):
@@ -72,6 +77,29 @@ def test_a_changed_record_is_named(name, change, settings):
     before = [f.name for f in diagnose(log, config, tokens)]
     change(tokens)
     assert name not in before and name in [f.name for f in diagnose(log, config, tokens)]
+
+
+def test_a_gradient_is_compared_to_1_percent_of_its_own_size():
+    "All advantages are a tenth of what they were, so are the gradients; then these by a fifth more."
+    log, config, tokens = run()
+
+    def small(r, i, k):
+        for name in ("advantages", "negative_gradient"):
+            r[name] = [0.1 * x for x in r[name]]
+
+    def off(r, i, k):
+        r["negative_gradient"] = [1.2 * x for x in r["negative_gradient"]]
+
+    each(small)(tokens)
+    assert token_gradient_off(Run(log, config, tokens)) is None
+    each(off)(tokens)
+    assert token_gradient_off(Run(log, config, tokens)) is not None
+
+
+def test_the_first_iteration_with_another_rate_is_named():
+    log, config, _ = run()
+    rows = [row | {"lr": row["lr"] * (1 if i < 3 else 0.5)} for i, row in enumerate(log)]
+    assert " in iteration 3, " in other_schedule(Run(rows, config))
 
 
 @pytest.mark.parametrize("recorded, named", [(3, False), (4, True)])

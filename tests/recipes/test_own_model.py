@@ -12,6 +12,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,6 +42,8 @@ from instruct_goose.data.load import UnusedColumns
 from instruct_goose.models.families import recomputed_layers
 from instruct_goose.models.loading import find_model
 from instruct_goose.models.rendering import template_columns
+from instruct_goose.models.reward_model import RewardModel
+from instruct_goose.models.tokens import PairDataset
 from instruct_goose.recipes import own_model as own_run
 from instruct_goose.recipes.inputs import (
     SAMPLE,
@@ -606,6 +609,20 @@ def test_held_out_figures_have_a_progress_bar_if_they_take_a_second(
     for bar in bars:
         assert bar not in quick
         assert f"{bar}: 100%" in slow
+
+
+def test_a_trained_reward_models_scores_have_mean_0_and_deviation_1(pairs):
+    "On the texts that it was trained with; the models that it begins with have other scores."
+    run(
+        "reward-model --model llama --data pairs.jsonl --output-dir b --steps 4 --held-out 0 --no-progress"
+    )
+    reward_model = RewardModel.from_pretrained("b/reward_model").eval()
+    texts = []
+    for pair in PairDataset(PAIRS, reward_model.tokenizer).rows:
+        texts += pair.values()
+    scores = torch.tensor(reward_model.score(texts))
+    assert scores.mean() == pytest.approx(0, abs=1e-4)
+    assert scores.std(correction=0) == pytest.approx(1, abs=1e-4)
 
 
 def test_a_reward_model_takes_no_adapters(pairs):
@@ -1186,6 +1203,21 @@ def test_long_rows_are_cut_or_left_out_in_every_stage_and_counted(here, name, ho
     assert (
         summary["rows"] + summary["held_out_rows"] == found["used"] == {"cut": 12, "drop": 10}[how]
     )
+
+
+@pytest.mark.parametrize("name", ROW_OF_STAGE)
+def test_a_row_that_is_cut_is_named_by_its_line_of_the_file_and_once(here, name, capsys):
+    rows = rows_of(name)
+    rows[6] = rows[6] | {"prompt": LONG}
+    write("rows.jsonl", rows)
+    more = ["--long-rows", "cut", "--output-dir", "out", "--held-out", ".25"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        main(supervised(name, *more))
+    said = [str(w.message) for w in caught if "limit" in str(w.message)]
+    said += [str(w.message) for w in caught if "beyond" in str(w.message)]
+    assert len(said) == 1
+    assert said[0].startswith("rows.jsonl: 1 of 12 rows cut (the first: rows.jsonl, line 7: it has")
 
 
 @pytest.mark.parametrize("name", ROW_OF_STAGE)
