@@ -107,8 +107,10 @@ class LossNotRecorded(UserWarning):
 def negative_gradients(loss: LossFn, new: Evaluation, experience: Experience) -> dict[str, Tensor]:
     """Compute `negative_gradient`, −∂L/∂log π, and `negative_value_gradient`, −∂L/∂V, (B, T).
 
-    A loss of one's own may need more than these rows, whole groups for example. What it raises
-    then is a LossNotRecorded warning, and there are no gradients.
+    They are those of a loss of these rows alone, truncated ones among them: with `mask_truncated`
+    the update gives those no gradient. A loss of one's own may need more than these rows, whole
+    groups for example. What it raises then is a LossNotRecorded warning, and there are no
+    gradients.
     """
     outputs = {"logprobs": new.logprobs.detach().requires_grad_()}
     if new.values is not None:
