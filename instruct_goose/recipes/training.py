@@ -183,7 +183,10 @@ def fingerprint_of_prompts(prompts: Sequence | Iterable) -> str:
     if not is_indexable(prompts):
         return "a stream"
     if isinstance(prompts, Mapping):
-        text = repr({name: torch.as_tensor(column).tolist() for name, column in prompts.items()})
+        columns = {}
+        for name, column in prompts.items():
+            columns[name] = column.tolist() if torch.is_tensor(column) else column
+        text = repr(columns)
     else:
         rows: Any = prompts  # some data sets have only a length and numbered rows
         text = repr([rows[i] for i in range(len(rows))])

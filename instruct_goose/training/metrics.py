@@ -8,9 +8,9 @@ __all__ = ['Metrics', 'WATCHED', 'BARS', 'T', 'UNLOGGED_PARTS', 'LATER_METRICS',
            'prompt_nll_ratio', 'gradient_slopes', 'expected_negative_gradients', 'json_number', 'json_numbers',
            'History', 'sparkline', 'rollout_metrics', 'score_metrics', 'sampler_metrics', 'ratio_metrics',
            'minibatch_metrics', 'check_first_update', 'require_new_names', 'add_metrics', 'check_added_metrics',
-           'held_out_logged', 'average_updates', 'timing', 'trainer_metrics', 'moment_norm', 'prompt_metrics',
-           'policy_inputs', 'policy_input', 'special_token_texts', 'sample_weights', 'weight_changes', 'PolicyChange',
-           'progress_line']
+           'held_out_parts', 'held_out_logged', 'average_updates', 'timing', 'trainer_metrics', 'moment_norm',
+           'prompt_metrics', 'policy_inputs', 'policy_input', 'special_token_texts', 'sample_weights', 'weight_changes',
+           'PolicyChange', 'progress_line']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import json
@@ -591,6 +591,19 @@ def check_added_metrics(metrics: Metrics) -> None:
             ) from None
 
 
+def held_out_parts(rollouts: Sequence[Rollout]) -> Metrics:
+    """Average what each of several reward functions gave held-out responses.
+
+    By the function's name; where it does not apply a response does not count.
+    """
+    parts: dict[str, list[Tensor]] = {}
+    for rollout in rollouts:
+        for name, part in (rollout.score_parts or {}).items():
+            parts.setdefault(name, []).append(part)
+    means = {f"held_out_reward/{name}": torch.cat(x).nanmean() for name, x in parts.items()}
+    return json_numbers(means)
+
+
 def held_out_logged(rollouts: Sequence[Rollout]) -> dict[str, float]:
     "Average what reward functions logged of held-out rollouts, by name; each response counts once."
     totals: dict[str, float] = {}
@@ -790,9 +803,9 @@ def weight_changes(
     after = sample_weights(parameters)
     steps = [new - old for new, old in zip(after, before, strict=True)]
     has_gradient = [gradient != 0 for gradient in sample_weights(gradients)]
-    moved = [(step != 0) & pulled for step, pulled in zip(steps, has_gradient, strict=True)]
+    moved = [(step != 0) & learns for step, learns in zip(steps, has_gradient, strict=True)]
 
-    sampled_gradient = torch.stack([pulled.any() for pulled in has_gradient])
+    sampled_gradient = torch.stack([learns.any() for learns in has_gradient])
     tensor_moved = torch.stack([x.any() for x in moved])
     step = torch.cat(steps)
     return {

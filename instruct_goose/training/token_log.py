@@ -80,13 +80,13 @@ def token_columns(
     has_one_update = config.epochs == 1 and config.minibatches == 1
     if has_one_update:
         clipped = torch.zeros_like(clipped)
-    drift = None  # where there is no reference
+    log_ratio_to_reference = None  # where there is no reference
     if experience.ref_logprobs is not None:
-        drift = experience.old_logprobs - experience.ref_logprobs
+        log_ratio_to_reference = experience.old_logprobs - experience.ref_logprobs
     columns = {
         "log_ratio": log_ratio(logprobs, experience.old_logprobs, experience.mask),
         "advantages": experience.advantages,
-        "log_ratio_to_reference": drift,
+        "log_ratio_to_reference": log_ratio_to_reference,
         "kl": experience.kl,
         "rewards": experience.rewards,
         "values": experience.values,
