@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from small_trainer import TOKENIZER
+from transformers import LlamaConfig
 
 from instruct_goose.core.checks import Positive
 from instruct_goose.data.files import BadRow
@@ -18,9 +19,14 @@ from instruct_goose.recipes.inputs import (
     SAMPLE,
     OwnRun,
     as_yaml,
+    at_most,
+    memory_parts,
+    memory_table,
     read_demos,
     read_preferences,
     read_prompts,
+    readable,
+    right_answer,
     settings_in,
     try_reward,
 )
@@ -239,3 +245,109 @@ def test_an_alarm_that_a_grader_swallows_is_named_before_the_run():
     assert try_reward([grader], rows, TOKENIZER) == [1.0]
     with pytest.raises(ValueError, match="SIGALRM.*leave reward_timeout out"):
         try_reward([grader], rows, TOKENIZER, seconds=30.0)
+
+
+@pytest.mark.parametrize(
+    "value, answer",
+    [("yes", "yes"), (4, "4"), (0, "0"), (2.5, "2.5"), ("", None), (None, None), (True, None)],
+)
+def test_a_right_answer_is_a_text_or_a_number(value, answer):
+    assert right_answer({"solution": value}, "solution") == answer
+    assert right_answer({"solution": value}, "answer") is None
+    assert right_answer({"solution": value}, None) is None
+
+
+# --- memory: two blocks counted by hand
+
+# embedding and head 10·8 each; of a block q, o 8·8, k, v 8·4, three of the MLP 8·12, two norms of 8
+HEAD = 80
+BLOCK_MATRICES = 64 + 32 + 32 + 64 + 3 * 96
+WEIGHTS = HEAD + 2 * (BLOCK_MATRICES + 16) + 8 + HEAD
+ROWS_AND_COLUMNS = 2 * (16 + 12 + 12 + 16 + 3 * 20)  # of all matrices: what one rank of LoRA has
+A_TOKEN = 34 * 8 * 2  # bytes of activations in a block: 34·hidden in half precision, twice in float32
+
+
+def small_shape(**changes):
+    return LlamaConfig(
+        vocab_size=10,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        **changes,
+    )
+
+
+def parts_of(config=None, response=4, **changes):
+    "Three rows of 5 + 4 tokens are sampled at once, and two of them are in a backward pass."
+    return memory_parts(config or small_shape(), 3, 2, 5, response, **changes)
+
+
+def test_memory_of_full_training():
+    assert parts_of(value_copy=True) == {
+        "weights": 4 * WEIGHTS,
+        "gradients": 4 * WEIGHTS,
+        "AdamW's two moments": 8 * WEIGHTS,
+        "reference": 4 * WEIGHTS,
+        "value function": 16 * WEIGHTS,  # weights, gradients and two moments again
+        "cache while sampling": 2 * 2 * 4 * 4 * (3 * 9),  # k and v, blocks, numbers, bytes, tokens
+        "activations, about": 2 * A_TOKEN * (2 * 9),
+        "scores, about": 2 * 4 * 10 * (2 * 4),  # and their gradients; of the response alone
+    }
+    plain = parts_of(reference=False)
+    assert "reference" not in plain and "value function" not in plain
+
+
+def test_memory_of_supervised_training_has_nothing_of_sampling():
+    parts = parts_of(response=0)
+    assert "cache while sampling" not in parts and "scores, about" not in parts
+    assert parts["activations, about"] == 2 * A_TOKEN * (2 * 5)
+
+
+def test_memory_of_adapters():
+    "Frozen weights as they are stored, adapters in float32, and no second model as a reference."
+    learnt = 4 * 3 * ROWS_AND_COLUMNS
+    parts = parts_of(small_shape(dtype="bfloat16"), lora_rank=3)
+    assert parts["weights"] == 2 * WEIGHTS + learnt
+    assert parts["gradients"] == learnt
+    assert parts["AdamW's two moments"] == 2 * learnt
+    assert "reference" not in parts
+    assert parts["activations, about"] == A_TOKEN * (2 * 9)  # two blocks, half the bytes
+    in_four_bits = parts_of(small_shape(dtype="bfloat16"), lora_rank=3, four_bits=True)
+    others = WEIGHTS - 2 * BLOCK_MATRICES
+    bits = 4.127 * 2 * BLOCK_MATRICES
+    assert in_four_bits["weights"] == 2 * others + round(bits / 8) + learnt
+
+
+def test_what_makes_memory_smaller_and_what_larger():
+    kept = parts_of(checkpointing=True)["activations, about"]
+    assert kept == (2 * 8 * 4 + A_TOKEN) * (2 * 9)  # each block's input, and one block whole
+    eager = parts_of(small_shape(attn_implementation="eager"))["activations, about"]
+    assert eager == 2 * (A_TOKEN + 5 * 2 * 9 * 2) * (2 * 9)  # 5·heads·length, twice in float32
+    assert parts_of(tile=100)["scores, about"] == 200
+
+
+def test_the_highest_point_is_while_sampling_or_in_the_update():
+    parts = {
+        "weights": 1_000,
+        "cache while sampling": 70,
+        "activations, about": 40,
+        "scores, about": 50,
+    }
+    assert at_most(parts) == 1_090
+    assert at_most(parts | {"cache while sampling": 95}) == 1_095
+    assert at_most({"weights": 1_000}) == 1_000
+    *_, last = memory_table(parts).splitlines()
+    assert [cell.strip() for cell in last.strip("|").split("|")] == [
+        "at the highest point",
+        "1.1 kB",
+    ]
+
+
+@pytest.mark.parametrize(
+    "n, text",
+    [(999, "999 B"), (1_000, "1.0 kB"), (2_540_000, "2.5 MB"), (10**9, "1.0 GB")],
+)
+def test_bytes_are_written_in_the_largest_unit_that_they_fill(n, text):
+    assert readable(n) == text
