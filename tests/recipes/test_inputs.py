@@ -1,6 +1,7 @@
 "What a file of settings may say, and how it is read."
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,22 +17,27 @@ from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.tokens import PairDataset
 from instruct_goose.objective.policy_loss import SURROGATES
 from instruct_goose.recipes.inputs import (
+    NOTHING,
     SAMPLE,
     OwnRun,
     as_yaml,
     at_most,
+    load_module,
     memory_parts,
     memory_table,
+    name_in_run,
     read_demos,
     read_preferences,
     read_prompts,
     readable,
     right_answer,
     settings_in,
+    source_of,
     try_reward,
 )
 from instruct_goose.recipes.own_model import TrainConfig
 from instruct_goose.rollouts.prompts import encode_rows
+from instruct_goose.rollouts.rewards import RewardError
 from instruct_goose.rollouts.rollout import Tokens
 from instruct_goose.supervised.dpo import pair_rows
 from instruct_goose.supervised.sft import lm_rows
@@ -115,6 +121,56 @@ def test_rows_come_from_a_file_or_a_data_set():
         with pytest.raises(ValueError, match="one of the two"):
             Mine(model="m", **wrong)
     assert Mine(model="m", dataset="owner/name").data is None
+    assert source_of(Mine(model="m", data=Path("a.jsonl"))) == Path("a.jsonl")
+
+
+def test_what_is_given_in_python_beats_the_file(tmp_path):
+    (tmp_path / "run.yaml").write_text("model: m\ndata: a.jsonl\nlr: 1e-5\nseed: 3\n")
+    mine = Mine.read(tmp_path / "run.yaml", lr=0.5)
+    assert (mine.lr, mine.seed) == (0.5, 3)
+
+
+def test_settings_are_written_in_the_order_of_their_class():
+    "The model first, then the data: as the help lists them, and not by the alphabet."
+    names = [line.partition(":")[0] for line in as_yaml(Mine(model="m", data="a")).splitlines()]
+    assert names[:2] == ["model", "data"] and names[-1] == "lr"
+
+
+@pytest.mark.parametrize("progress, name", [(True, "SFT"), (False, None)])
+def test_a_bar_without_progress_has_no_name(progress, name):
+    assert Mine(model="m", data="a", progress=progress).bar_name("SFT") == name
+
+
+@pytest.mark.parametrize(
+    "name, known, hint",
+    [
+        ("model_name_or_path", {"model", "lr"}, "model"),
+        ("model_name_or_path", {"run_dir"}, "run_dir, the first word behind the command"),
+        ("model_name_or_path", {"lr"}, "the models are the command's own"),
+        ("train_file", {"data"}, "data"),
+        ("train_file", {"lr"}, NOTHING),
+        ("dataset_text_field", {"data"}, "data, with a column text"),
+        ("use_vllm", {"lr", "data"}, NOTHING),
+    ],
+)
+def test_a_hint_is_the_first_that_speaks_of_known_settings_alone(name, known, hint):
+    assert name_in_run(name, known) == hint
+
+
+def test_a_file_that_does_not_run_names_the_line_once(tmp_path, monkeypatch):
+    "Of a file that is no Python, that line; the line which imports it is no fault."
+    monkeypatch.chdir(tmp_path)
+    Path("no_python.py").write_text("x = 1\ndef (:\n")
+    Path("imports_it.py").write_text("import no_python\n")
+    Path("falls.py").write_text("x = 1\nx / 0\n")
+    for file, place in (
+        ("imports_it.py", "no_python.py, line 2"),
+        ("falls.py", "falls.py, line 2"),
+    ):
+        with pytest.raises(ValueError, match=f"^--reward: {file} does not run: ") as e:
+            load_module(file, "--reward")
+        assert str(e.value).endswith(f"{place})")
+        assert str(e.value).count(", line ") == 1
 
 
 # --- rows and chat templates
@@ -208,6 +264,12 @@ def test_a_named_column_that_is_not_there_is_an_error(chat_tokenizer):
             read(["the film"], chat_tokenizer, {"prompt": "nonsense"})
 
 
+def test_a_column_with_a_name_of_the_librarys_is_refused_before_the_run(chat_tokenizer):
+    rows = [{"prompt": "the film", "completion_ids": "x"}]
+    with pytest.raises(RewardError, match="a column 'completion_ids'.*rename the column"):
+        read_prompts(rows, chat_tokenizer)
+
+
 def test_columns_that_are_not_used_are_named_once(chat_tokenizer):
     more = {"source": "web", "image": None}
     demos = [{"prompt": "the film ", "completion": "was good"} | more] * 2
@@ -264,7 +326,9 @@ HEAD = 80
 BLOCK_MATRICES = 64 + 32 + 32 + 64 + 3 * 96
 WEIGHTS = HEAD + 2 * (BLOCK_MATRICES + 16) + 8 + HEAD
 ROWS_AND_COLUMNS = 2 * (16 + 12 + 12 + 16 + 3 * 20)  # of all matrices: what one rank of LoRA has
-A_TOKEN = 34 * 8 * 2  # bytes of activations in a block: 34·hidden in half precision, twice in float32
+A_TOKEN = (
+    34 * 8 * 2
+)  # bytes of activations in a block: 34·hidden in half precision, twice in float32
 
 
 def small_shape(**changes):
