@@ -128,6 +128,9 @@ def test_what_is_given_in_python_beats_the_file(tmp_path):
     (tmp_path / "run.yaml").write_text("model: m\ndata: a.jsonl\nlr: 1e-5\nseed: 3\n")
     mine = Mine.read(tmp_path / "run.yaml", lr=0.5)
     assert (mine.lr, mine.seed) == (0.5, 3)
+    (tmp_path / "rl.yaml").write_text("algorithm: dapo\nmodel: m\ndata: a.jsonl\nlr: 1e-5\n")
+    config = TrainConfig.read(tmp_path / "rl.yaml", lr=0.5)
+    assert config == TrainConfig.preset("dapo", model="m", data=Path("a.jsonl"), lr=0.5)
 
 
 def test_settings_are_written_in_the_order_of_their_class():
@@ -290,6 +293,20 @@ def test_a_column_without_which_a_row_means_something_else_is_refused(chat_token
     read_prompts([row | {name: ""}], chat_tokenizer)
     assert read_prompts([row | {name: "x"}], chat_tokenizer, asked=[name])[0][name] == "x"
     assert read_demos([{"text": "the film", name: "x"}], chat_tokenizer)[0]["prompt"] == ""
+
+
+def test_the_trial_asks_about_the_first_two_rows_and_then_their_right_answers():
+    "Of three rows, the first of which has no answer."
+    asked = []
+
+    def grader(texts):
+        asked.extend(texts)
+        return [float(text.endswith(("w4", "w5"))) for text in texts]
+
+    answers = ("", "w4", "w5")
+    rows = [{"prompt": f"w{i}", "solution": answer} for i, answer in enumerate(answers)]
+    assert try_reward([grader], rows, TOKENIZER, answers="solution") == [0.0, 0.0, 1.0]
+    assert asked == [f"w0 {SAMPLE}", f"w1 {SAMPLE}", "w1 w4"]
 
 
 def test_an_alarm_that_a_grader_swallows_is_named_before_the_run():
