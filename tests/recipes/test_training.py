@@ -122,7 +122,9 @@ def test_a_reward_is_tried_before_the_first_rollout_and_draws_no_number(tmp_path
     def fails(texts):
         raise KeyError("the user's own")
 
-    with pytest.raises(ValueError, match="sample answers before the run.*the user's own"):
+    with pytest.raises(
+        ValueError, match="^reward_fn, asked about 2 sample answers before the run.*the user's own"
+    ):
         train_in(trainer(steps=1), tmp_path / "run", PROMPTS, fails, progress=False)
     assert not (tmp_path / "run").exists()
 
