@@ -249,7 +249,11 @@ def test_settings_under_which_a_rule_is_not_looked_for(rule, settings, columns, 
             "lr is 0.0005 in iteration 3, 0.00025 by the linear schedule",
         ),
         ([5e-4, 1e-3, 1e-3], {"warmup_steps": 2}, None),
-        ([1e-3, 1e-3, 1e-3], {"warmup_steps": 2}, "lr is 0.001 in iteration 1, 0.002 by the constant schedule"),
+        (
+            [1e-3, 1e-3, 1e-3],
+            {"warmup_steps": 2},
+            "lr is 0.001 in iteration 1, 0.002 by the constant schedule",
+        ),
         # four steps to the end, then four more of a schedule of eight
         (
             [1e-3, 7.5e-4, 5e-4, 2.5e-4, 5e-4, 3.75e-4, 2.5e-4, 1.25e-4],
@@ -407,7 +411,11 @@ GAE = {
         # totals of the group 4, 2, 0, 6: their mean is 3, their variance 5, 20/3 of a sample
         ({"advantage": "group_mean", "group_size": 4}, {"group": [4.0, 2.0, 0.0, 6.0]}, [1.0, 1.0]),
         ({"advantage": "group_mean", "group_size": 4}, {"group": [4.0, 4.0, 4.0, 4.0]}, [0.0, 0.0]),
-        ({"advantage": "leave_one_out", "group_size": 4}, {"group": [4.0, 2.0, 0.0, 6.0]}, [4 / 3, 4 / 3]),
+        (
+            {"advantage": "leave_one_out", "group_size": 4},
+            {"group": [4.0, 2.0, 0.0, 6.0]},
+            [4 / 3, 4 / 3],
+        ),
         (
             {"advantage": "group_mean_std", "group_size": 4, "group_ddof": 0},
             {"group": [4.0, 2.0, 0.0, 6.0]},
