@@ -559,20 +559,21 @@ def run_plugins(argv: list[str]) -> None:
 
 # %% ../../nbs/guides/command_line.ipynb #846b78e0
 def foreign(error: BaseException) -> traceback.FrameSummary | None:  # where; None: this package
-    """Find the place in a user's own code that raised an error.
+    """Find the place in a user's own code that raised an error, or called a library that did.
 
     Of sys.exit also that in a library.
     """
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    roots = [
+    ours = (
         str(Path(str(sys.modules["instruct_goose"].__file__)).parent),
         str(Path(tyro.__file__).parent),
-    ]
-    if not isinstance(error, SystemExit):
-        roots += sysconfig.get_paths().values()
-    if any(last.filename.startswith(root) for root in roots):
-        return None
-    return last
+    )
+    libraries = () if isinstance(error, SystemExit) else tuple(sysconfig.get_paths().values())
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(ours):
+            return None
+        if not frame.filename.startswith((*libraries, "<frozen ")):
+            return frame
+    return None
 
 
 class ImpossibleSettings(ValueError):

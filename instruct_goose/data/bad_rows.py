@@ -50,6 +50,7 @@ class RowReport:
     rows: int = 0  # that were read
     kept: int = 0  # that are used
     cut: int = 0  # of them, those that lost tokens
+    first_cut: str = ""  # where the first of those stands, and how long it is
     skipped: dict[str, int] = field(default_factory=dict)  # that are left out, by reason
     examples: list[str] = field(default_factory=list)  # the first of those, as an error says it
     used: set[str] = field(default_factory=set)  # columns that something is done with
@@ -60,6 +61,11 @@ class RowReport:
         self.skipped[error.reason] = self.skipped.get(error.reason, 0) + 1
         if len(self.examples) < SHOWN:
             self.examples.append(str(error))
+
+    def note_cut(self, where: str, length: str) -> None:
+        "Count a row that is cut."
+        self.cut += 1
+        self.first_cut = self.first_cut or f"{where}: it has {length}"
 
     def note_columns(self, row: object, unused: set[str]) -> None:
         "Note which columns of a row are used, and which are not."
@@ -78,7 +84,8 @@ class RowReport:
             n = sum(self.skipped.values())
             parts.append(f"{n} of {self.rows} rows skipped ({counts_by_reason(self.skipped)})")
         if self.cut:
-            parts.append(f"{self.cut} of {self.rows} rows cut")
+            first = f" (the first: {self.first_cut})" if self.first_cut else ""
+            parts.append(f"{self.cut} of {self.rows} rows cut{first}")
         return ", ".join(parts)
 
 # %% ../../nbs/reference/data/bad_rows.ipynb #fe049802

@@ -9,7 +9,7 @@ __all__ = ['AgentOutput', 'Evaluation', 'load_policy', 'load_value_trunk', 'Agen
 # %% ../../nbs/learn/13_agent.ipynb #a14f06f8
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, cast, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -125,7 +125,8 @@ def load_value_trunk(
 class Agent(nn.Module):
     """A policy (any causal LM) and a value head: V(sₜ) = w·h(sₜ) + b.
 
-    The head starts at zero, so the first values are exactly 0. It sits on the policy's own
+    The head starts at zero, so the first values are exactly 0, and torch's generator stays as it
+    is. It sits on the policy's own
     transformer, or on `value_model`: "copy", a model, or a path. Raises TypeError for a model
     without a language-model head, for one that is not causal and for a value model that is no
     transformers model, ValueError for a value model that reads other tokens.
@@ -144,12 +145,14 @@ class Agent(nn.Module):
         self.model = load_policy(model)
         self.value_model = load_value_trunk(value_model, self.model)
         weight = next(self.value_trunk.parameters())
-        self.value_head = nn.Linear(
+        head = nn.utils.skip_init(  # draws no random numbers for weights that start at zero
+            nn.Linear,
             hidden_size(self.value_trunk),
             1,
             device=weight.device,
             dtype=torch.promote_types(weight.dtype, torch.float32),  # half is too coarse for values
         )
+        self.value_head = cast(nn.Linear, head)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
         if gradient_checkpointing:

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Message', 'Prompt', 'Answer', 'THOUGHTS', 'Rendered', 'is_conversation', 'prompt_and_answer', 'pair_parts',
            'template_columns', 'added_by_call', 'check_arguments', 'special_tokens', 'message_texts', 'with_marks',
-           'without_blanks', 'times_in', 'argument_objects', 'with_arguments_as_json', 'is_written_as_python',
-           'words_of', 'Renderer', 'left_out']
+           'without_blanks', 'times_in', 'argument_objects', 'with_arguments_as_json', 'is_in_parts', 'with_one_text',
+           'values_of', 'is_written_as_python', 'words_of', 'Renderer', 'left_out']
 
 # %% ../../nbs/reference/models/rendering.ipynb #51236c5d
 import json
@@ -242,10 +242,35 @@ def with_arguments_as_json(message: Message) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 # %% ../../nbs/reference/models/rendering.ipynb #88d3d69c
-def is_written_as_python(arguments: Mapping[str, Any], text: str) -> bool:
-    "Does a text hold arguments as Python prints them, which is not how JSON does?"
-    as_python = str(arguments)
-    return as_python != json.dumps(arguments, ensure_ascii=False) and as_python in text
+def is_in_parts(message: Message) -> bool:
+    "Is the content of a message a list of texts, and not a text?"
+    content = message.get("content")
+    if not isinstance(content, list | tuple):
+        return False
+    return all(isinstance(x, Mapping) and isinstance(x.get("text"), str) for x in content)
+
+
+def with_one_text(message: Message) -> dict[str, Any]:
+    "Copy a message with the parts of its content as one text, for templates that want a text."
+    if not is_in_parts(message):
+        return dict(message)
+    return {**message, "content": "".join(message_texts(message, "a turn"))}
+
+
+def values_of(messages: Sequence[Message]) -> list[Any]:
+    "What a template might print as Python does: contents in parts, and arguments of tool calls."
+    values: list[Any] = []
+    for message in messages:
+        if is_in_parts(message):
+            values.append(message["content"])
+        values += argument_objects(message)
+    return values
+
+
+def is_written_as_python(value: Sequence[Any] | Mapping[str, Any], text: str) -> bool:
+    "Does a text hold a value as Python prints it, which is not how JSON does?"
+    as_python = str(value)
+    return as_python != json.dumps(value, ensure_ascii=False) and as_python in text
 
 
 def words_of(message: Message, name: str, is_history: bool) -> list[str]:
@@ -283,7 +308,9 @@ class Renderer:
       leads to (templates that open with <think>, templates that drop the thoughts) is
       written behind the generation prompt as it is;
     - the arguments of tool calls are objects, as most templates expect them. A template that
-      refuses them, or writes them as Python prints them, is given their JSON.
+      refuses them, or writes them as Python prints them, is given their JSON;
+    - a content in parts of text stays so for a template that reads parts. Another template is
+      given one text, the parts without anything between them.
 
     Methods raise ValueError, beginning with the row's name, for what cannot be rendered so:
     no chat template, a template that refuses the row, or leaves out a turn, the tools or the
@@ -528,24 +555,28 @@ class Renderer:
             )
             return text
 
-        objects = [arguments for message in known for arguments in argument_objects(message)]
-        try:
-            text = write(known)
-            if not any(is_written_as_python(arguments, text) for arguments in objects):
+        forms = [known]
+        if any(is_in_parts(message) for message in known):
+            forms.append([with_one_text(message) for message in known])
+        if any(argument_objects(message) for message in known):
+            forms += [[with_arguments_as_json(message) for message in form] for form in forms]
+        problems: list[Exception] = []
+        for form in forms:
+            try:
+                text = write(form)
+            except Exception as e:  # a template is a program of its own, which may raise anything
+                problems.append(e)
+                continue
+            if not any(is_written_as_python(value, text) for value in values_of(form)):
                 return text
-        except Exception as e:  # a template is a program of its own, which may raise anything
-            problem = ValueError(f"{name}: the chat template refuses it: {type(e).__name__}: {e}")
-            if not objects:
-                raise problem from e
-        else:
-            problem = ValueError(
-                f"{name}: the chat template writes the arguments of a tool call as Python does, "
-                "and refuses them as JSON"
+        if not problems:
+            raise ValueError(
+                f"{name}: the chat template writes the parts of a content, or the arguments of a "
+                "tool call, as Python does"
             )
-        try:
-            return write([with_arguments_as_json(message) for message in known])
-        except Exception as e:
-            raise problem from e
+        first = problems[0]
+        refusal = f"{name}: the chat template refuses it: {type(first).__name__}: {first}"
+        raise ValueError(refusal) from first
 
     def _prompt_text(
         self, messages: Sequence[Message], columns: Mapping[str, Any], name: str

@@ -18,7 +18,7 @@ from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..core.checks import LongRows
+from ..core.checks import LongRows, require_list_of_rows
 from .long_rows import fit_rows
 from .rendering import pair_parts, Renderer, template_columns
 
@@ -345,6 +345,7 @@ class PairDataset(torch.utils.data.Dataset):
     ):
         self.pad_id = pad_id_of(tokenizer)
         limit = token_limit(tokenizer, max_length)
+        require_list_of_rows(pairs, "pairs", "load_pairs")
         parts = [pair_parts(i, pair) for i, pair in enumerate(pairs)]
         if not parts:
             raise ValueError("no pairs")

@@ -54,7 +54,7 @@ from instruct_goose.core.files import (
     sha256,
     text_table,
 )
-from ..core.user_files import imports_from, run_user_file
+from ..core.user_files import imports_from, place_of, run_user_file
 from ..data.bad_rows import BadRows, RowPolicy, RowReport, usable_rows
 from ..data.files import BadRow, LocatedRow
 from instruct_goose.data.load import (
@@ -84,7 +84,6 @@ from instruct_goose.rollouts.rewards import (
     completion_kwargs,
     NO_ALARMS,
     noticing_alarms,
-    place_of,
     score_texts,
     RewardLog,
     TAKES_ALL,
@@ -246,7 +245,7 @@ def check_fit(
         raise BadRow("length", where, f"it has {length}: shorten or drop it")
     if fit_row(row, policy.limit, "cut") is None:
         raise BadRow("tie", where, f"it has {length}: both answers are the same where it is cut")
-    report.cut += 1
+    report.note_cut(where, length)
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #ad3fe8b6
 def with_arguments(row: Any, arguments: Mapping[str, Any]) -> Any:

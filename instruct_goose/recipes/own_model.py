@@ -5,15 +5,18 @@
 # %% auto #0
 __all__ = ['ONE_ANSWER', 'ANSWERS_OF_PAIRS', 'SFT', 'REWARD_MODEL', 'DPO', 'KTO', 'TrainConfig', 'RunInputs', 'inspect_inputs',
            'own_rewards', 'demo_columns', 'own_trainer', 'train_on', 'trainer_of', 'show_results', 'learnt_ends',
-           'ends_of_rows', 'learn_demos', 'plan', 'memory_of_run', 'plan_text', 'run_train', 'Supervised', 'SFTConfig',
-           'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'StageRows', 'StageInputs', 'RowSource', 'SupervisedStage',
-           'inspect_stage', 'load_stage', 'run_supervised', 'fit_options', 'stage_plan', 'split_held_out',
-           'read_answers', 'read_labelled_answers', 'read_pairs', 'read_pairs_with_margins', 'no_more_checks',
-           'check_labels', 'no_partner', 'copy_as_reference', 'learn_demonstrations', 'run_sft', 'learn_scores',
-           'run_reward_model', 'save_learnt', 'learn_preferences', 'run_dpo', 'learn_labels', 'run_kto', 'log_ratios']
+           'ends_of_rows', 'learn_demos', 'cut_rows_are_told', 'plan', 'memory_of_run', 'plan_text', 'run_train',
+           'Supervised', 'SFTConfig', 'RewardModelConfig', 'DPOConfig', 'KTOConfig', 'StageRows', 'StageInputs',
+           'RowSource', 'SupervisedStage', 'inspect_stage', 'load_stage', 'run_supervised', 'fit_options', 'stage_plan',
+           'split_held_out', 'read_answers', 'read_labelled_answers', 'read_pairs', 'read_pairs_with_margins',
+           'no_more_checks', 'check_labels', 'no_partner', 'copy_as_reference', 'learn_demonstrations', 'run_sft',
+           'learn_scores', 'run_reward_model', 'save_learnt', 'learn_preferences', 'run_dpo', 'learn_labels', 'run_kto',
+           'log_ratios']
 
 # %% ../../nbs/reference/recipes/own_model.ipynb #761bee08
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -61,6 +64,7 @@ from instruct_goose.models.loading import (
     load_config,
     save_model,
 )
+from ..models.long_rows import RowsTooLong
 from ..models.rendering import Renderer, template_columns
 from ..models.reward_model import RewardModel
 from ..models.tokens import token_limit
@@ -348,18 +352,19 @@ def train_on(
         inputs.rows, reward, inputs.held_out, config.progress, config.track, config.track_every
     )
     shown = (inputs.held_out or inputs.rows)[:64]
-    summary = train_and_report(
-        trainer,
-        job,
-        out,
-        manager,
-        shown=shown,
-        score_shown=True,
-        model=config.model,
-        files=files,
-        data=summaries_of(inputs.reports),
-        config={"algorithm": config.algorithm} | settings_of(config),
-    )
+    with cut_rows_are_told():
+        summary = train_and_report(
+            trainer,
+            job,
+            out,
+            manager,
+            shown=shown,
+            score_shown=True,
+            model=config.model,
+            files=files,
+            data=summaries_of(inputs.reports),
+            config={"algorithm": config.algorithm} | settings_of(config),
+        )
     on_main_process(partial(show_results, summary, len(shown), out))
     return summary
 
@@ -426,19 +431,32 @@ def learn_demos(
     config: TrainConfig, model: PreTrainedModel, inputs: RunInputs, manager: CheckpointManager
 ) -> None:
     "Teach the model the demonstrations by SFT, in place."
-    train_lm(
-        model,
-        inputs.tokenizer,
-        inputs.demos,
-        steps=config.sft_steps,
-        lr=config.sft_lr,
-        batch_size=min(config.sft_batch_size, len(inputs.demos)),
-        seed=stage_seed(config.seed, "sft"),
-        desc="SFT",
-        long_rows=config.long_rows,
-        progress=config.progress,
-        stage=manager.stage("sft"),
-    )
+    with cut_rows_are_told():
+        train_lm(
+            model,
+            inputs.tokenizer,
+            inputs.demos,
+            steps=config.sft_steps,
+            lr=config.sft_lr,
+            batch_size=min(config.sft_batch_size, len(inputs.demos)),
+            seed=stage_seed(config.seed, "sft"),
+            desc="SFT",
+            long_rows=config.long_rows,
+            progress=config.progress,
+            stage=manager.stage("sft"),
+        )
+
+
+@contextmanager
+def cut_rows_are_told() -> Iterator[None]:
+    """Be silent about long rows inside the block.
+
+    Whoever read the file has warned of them, by their lines. A stage knows only their numbers
+    after held-out rows were taken out.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RowsTooLong)
+        yield
 
 # %% ../../nbs/reference/recipes/own_model.ipynb #8c02f99a
 def plan(config: TrainConfig, inputs: RunInputs) -> str:
@@ -703,7 +721,8 @@ def run_supervised(
         model, partner = load_stage(config, stage, data)
         options = fit_options(config, stage.name, len(data.rows), out, manager)
         print(f"{len(data.rows):,} rows to learn from, {len(data.held_out):,} held out.")
-        log, figures = stage.work(config, StageInputs(model, partner, data, options), out)
+        with cut_rows_are_told():
+            log, figures = stage.work(config, StageInputs(model, partner, data, options), out)
         write_atomically(out / "metrics.jsonl", "".join(map(json_line, log)))
         learnt = {repr(row) for row in data.rows}
         summary = {
@@ -720,8 +739,11 @@ def run_supervised(
             "config": settings_of(config),
             "versions": versions(),
         }
-        shown = ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in figures.items())
-        print(f"{shown} on {len(data.held_out)} held-out rows. {shown_path(out)}")
+        if figures:
+            shown = ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in figures.items())
+            print(f"{shown} on {len(data.held_out)} held-out rows. {shown_path(out)}")
+        else:
+            print(f"No row is held out to measure it on. {shown_path(out)}")
         return summary
 
     return in_run_directory(config, stage.name, train, identity)

@@ -27,6 +27,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 from ..config import RLHFConfig
 from ..core.processes import rank_slice
 from ..core.random import uniforms
+from ..core.user_files import place_of
 from ..models.agent import Agent
 from ..models.rendering import is_conversation
 from ..objective.advantages import AdvantageInputs
@@ -36,7 +37,6 @@ from .prompts import Prompts, take_prompt
 from instruct_goose.rollouts.rewards import (
     as_number,
     asked_names,
-    place_of,
     run_coroutine,
     TAKES_ALL,
 )

@@ -20,7 +20,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..core.checks import check_values, Limit, LongRows, shorten
+from instruct_goose.core.checks import (
+    check_values,
+    Limit,
+    LongRows,
+    require_list_of_rows,
+    shorten,
+)
 from ..core.random import FIRST_PROMPT_STREAM, generator
 from ..core.state import State
 from ..models.families import context_length, vocabulary_size
@@ -164,6 +170,7 @@ def prompt_chunks(prompts: Any, size: int) -> Iterator[Any]:
         for start in range(0, rows, size):
             yield {name: column[start : start + size] for name, column in prompts.items()}
         return
+    require_list_of_rows(prompts, "prompts", "load_prompts")
     for start in range(0, len(prompts), size):
         yield [prompts[i] for i in range(start, min(start + size, len(prompts)))]
 
@@ -174,8 +181,7 @@ def encode_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:
     A row's `tools`, `documents` and `chat_template_kwargs` are passed to the chat template.
     Raises ValueError and TypeError naming the prompt that cannot be rendered.
     """
-    if isinstance(prompts, str):
-        raise TypeError(f"prompts is one text: pass a list, [{prompts!r}]")
+    require_list_of_rows(prompts, "prompts", "load_prompts")
     if len(prompts) == 0:
         raise ValueError("no prompts: pass at least one")
     data = list(prompts)

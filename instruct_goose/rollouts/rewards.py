@@ -8,9 +8,8 @@ __all__ = ['Scores', 'Reward', 'Rewards', 'RewardKwargs', 'TAKES_ALL', 'LIBRARY_
            'copy_containers', 'run_in_thread', 'event_loop', 'running_loop', 'run_coroutine', 'as_number',
            'completion_texts', 'completion_kwargs', 'check_column_names', 'completion_texts_with_marks',
            'reward_kwargs', 'RewardLog', 'merge_reward_logs', 'reward_tools', 'scatter_token_scores', 'RewardOutput',
-           'RewardRequest', 'reward_callable', 'check_scores', 'as_score_list', 'place_of', 'noticing_alarms',
-           'call_with_timeout', 'weighted_sum', 'name_rewards', 'score_texts', 'score_rollout', 'same_random_numbers',
-           'reward_noise']
+           'RewardRequest', 'reward_callable', 'check_scores', 'as_score_list', 'noticing_alarms', 'call_with_timeout',
+           'weighted_sum', 'name_rewards', 'score_texts', 'score_rollout', 'same_random_numbers', 'reward_noise']
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #5615bcbe
 import asyncio
@@ -19,10 +18,7 @@ import math
 import os
 import random
 import signal
-import sys
-import sysconfig
 import threading
-import traceback
 from collections.abc import (
     Awaitable,
     Callable,
@@ -39,7 +35,6 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import islice
-from pathlib import Path
 from typing import Any, cast, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -49,6 +44,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from ..config import RLHFConfig
+from ..core.user_files import place_of
 from ..models.reward_model import Classifier
 from ..models.tokens import unpad
 from .reward_shaping import shape_scores
@@ -452,20 +448,24 @@ def merge_reward_logs(
 ) -> tuple[dict[str, float] | None, dict[str, list] | None]:
     """Merge what the processes have logged.
 
-    Returns the mean of each metric, and the columns, with None in the rows of a process that has
-    not filled them. None: nothing has been logged.
+    Returns the mean of each metric, in which a process counts as often as it has rows, and the
+    columns, with None in the rows of a process that has not filled them. None: nothing has been
+    logged.
     """
-    numbers: dict[str, list[float]] = {}
+    totals: dict[str, float] = {}
+    rows: dict[str, int] = {}
     columns: dict[str, list] = {}
     for log in logs:
         for name, values in log.metrics.items():
-            numbers.setdefault(name, []).extend(values)
+            mean = sum(values) / len(values)
+            totals[name] = totals.get(name, 0.0) + mean * log.rows
+            rows[name] = rows.get(name, 0) + log.rows
         for name in log.extra:
             columns.setdefault(name, [])
     for name, column in columns.items():
         for log in logs:
             column.extend(log.extra.get(name, [None] * log.rows))
-    means = {name: sum(values) / len(values) for name, values in numbers.items()}
+    means = {name: total / rows[name] for name, total in totals.items()}
     return means or None, columns or None
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #e139956b
@@ -620,19 +620,6 @@ NO_ALARMS = (
     "Python allows signals in the main thread alone, and with reward_timeout a reward runs in "
     "another: leave reward_timeout out, or the reward's own alarm"
 )
-
-
-def place_of(error: BaseException) -> str:  # " (rewards.py, line 3)"; "" for a call that failed
-    "Where a reward function raised: its last line that is not this library's, nor Python's."
-    found = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        if not frame.filename.startswith((_HERE, "<frozen ", *_LIBRARIES)):
-            found = f" ({frame.filename}, line {frame.lineno})"
-    return found
-
-
-_HERE = str(Path(str(sys.modules["instruct_goose"].__file__)).parent)
-_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
 
 
 @contextmanager

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['MODEL_FILES', 'new_run_dir', 'claim_run_dir', 'require_unused', 'IsDataclass', 'SavedRun', 'DirectoryConfig',
-           'OptionalSettings', 'optional_settings', 'open_run', 'has_begun', 'finished_run', 'settings_of',
-           'check_same_run', 'saving_conflicts', 'RunLog', 'print_new_schedule', 'checked_log', 'truncate_log',
-           'TrainingJob', 'train_policy', 'logging_to', 'save_last_whole_policy', 'in_run_directory', 'check_directory',
-           'print_worst_finding', 'input_digests', 'file_history', 'print_changed_files', 'model_digests',
-           'directory_digests']
+           'OptionalSettings', 'optional_settings', 'open_run', 'has_begun', 'require_free', 'finished_run',
+           'settings_of', 'check_same_run', 'saving_conflicts', 'RunLog', 'print_new_schedule', 'checked_log',
+           'truncate_log', 'TrainingJob', 'train_policy', 'logging_to', 'save_last_whole_policy', 'in_run_directory',
+           'check_directory', 'print_worst_finding', 'input_digests', 'file_history', 'print_changed_files',
+           'model_digests', 'directory_digests']
 
 # %% ../../nbs/reference/runs/directory.ipynb #ed9beb72
 import hashlib
@@ -30,6 +30,7 @@ from ..config import RLHFConfig
 from instruct_goose.core.files import (
     append_jsonl,
     json_line,
+    locked,
     read_json,
     sha256,
     shell_path,
@@ -161,8 +162,8 @@ def open_run(
     """Open a directory for a new run, or the one that is to go on.
 
     Raises, before anything is written, FileExistsError for a directory that holds something
-    else, ValueError for a run with other settings, damaged files, or a tracker that is not
-    installed.
+    else, BlockingIOError for a run that another process is at, ValueError for a run with other
+    settings, damaged files, or a tracker that is not installed.
     """
     optional = optional_settings(config)
     if optional.track:
@@ -177,6 +178,7 @@ def open_run(
     )
     manager.to_go_on = optional.to_go_on
     if config.resume:
+        on_main_process(partial(require_free, out))
         checkpoint = manager.resume()
         if is_main_process():
             print(_where_it_goes_on(checkpoint, manager))
@@ -196,6 +198,15 @@ def _make_or_find_directory(config: DirectoryConfig, name: str) -> str:
 def has_begun(out: Path) -> bool:
     "Whether a directory holds a run."
     return (out / "config.json").exists() or (out / "checkpoints").exists()
+
+
+def require_free(out: Path) -> None:
+    """Check that no other process is at work in a directory, before it is read.
+
+    Raises BlockingIOError as `locked`.
+    """
+    with locked(out):
+        pass
 
 
 def _where_it_goes_on(checkpoint: Path | None, manager: CheckpointManager) -> str:
@@ -583,6 +594,7 @@ def check_directory(config: DirectoryConfig, identity: Mapping[str, Any]) -> Non
         require_unused(out)
         return
     check_same_run(config, out)
+    require_free(out)
     settings = settings_of(config) | identity
     manager = CheckpointManager(out, settings, config.steps, config.save_every, config.keep)
     print(_where_it_goes_on(manager.resume(), manager))

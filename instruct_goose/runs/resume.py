@@ -296,8 +296,9 @@ class CheckpointManager:
                     self.copy_offered_state()
                     self.save()
                 except Exception as e:
-                    with suppress(Exception):
-                        print(f"warning: {e}", file=sys.stderr)
+                    if str(e) != str(error):  # a full disk stops the run, and this copy as well
+                        with suppress(Exception):
+                            print(f"warning: {e}", file=sys.stderr)
                 flags = error.flags if isinstance(error, StoppedError) else ""
                 with suppress(Exception):
                     print(f"\n{self._how_to_go_on(flags)}", file=sys.stderr)

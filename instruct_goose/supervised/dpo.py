@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..core.checks import LongRows
+from ..core.checks import LongRows, require_list_of_rows
 from ..models.agent import require_unshared
 from ..models.families import context_length
 from ..models.rendering import is_conversation, pair_parts, Renderer, template_columns
@@ -38,6 +38,7 @@ def pair_rows(
     on both sides.
     Raises ValueError naming the pair that lacks a side, is a tie, or cannot be rendered.
     """
+    require_list_of_rows(pairs, "pairs", "load_pairs")
     if not len(pairs):
         raise ValueError("no texts")
     parts = [pair_parts(i, pair) for i, pair in enumerate(pairs)]
@@ -258,6 +259,7 @@ def labelled_rows(
 
     Raises ValueError naming a row without answer or label, and unless both labels occur.
     """
+    require_list_of_rows(rows, "rows", "load_answers")
     prompts = []
     completions = []
     labels = []

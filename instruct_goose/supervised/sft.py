@@ -6,14 +6,14 @@
 __all__ = ['lm_rows', 'fitting_rows', 'lm_loss', 'train_lm', 'batch_loss', 'padding_id', 'lm_nats']
 
 # %% ../../nbs/learn/17_sft.ipynb #e432cad1
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..core.checks import LongRows
+from ..core.checks import LongRows, require_list_of_rows
 from ..core.processes import with_progress
 from ..models.families import eval_mode, plain_head, trunk, vocabulary_size
 from ..models.rendering import prompt_and_answer, Renderer, template_columns
@@ -38,13 +38,17 @@ def lm_rows(
     Raises ValueError for no text, for a text that does not begin with its prompt, and as
     `Renderer.rows`.
     """
-    if isinstance(texts, str):
-        raise TypeError("texts is one string: pass a list, [text]")
+    require_list_of_rows(texts, "texts", "load_answers")
     if not len(texts):
         raise ValueError("no texts")
     beginnings = [""] * len(texts) if prompts is None else prompts
     parts = []
     for i, (text, beginning) in enumerate(zip(texts, beginnings, strict=True)):
+        if isinstance(text, Mapping) and "completion" not in text:
+            raise ValueError(
+                f"text {i} has no 'completion': its columns are {', '.join(map(str, text))}. "
+                "load_answers reads rows of other forms"
+            )
         if not isinstance(text, str):
             parts.append(prompt_and_answer(text))
         elif text.startswith(beginning):

@@ -61,9 +61,8 @@ class BackgroundSampler:
         prompts: Sequence,
         reward_fn: Rewards,
     ):
-        self.sampling_trainer = copy.copy(
-            trainer
-        )  # shares all parts but the policy and the sampler
+        # it shares all parts but the policy and the sampler
+        self.sampling_trainer = copy.copy(trainer)
         self.sampling_trainer.agent = copy.deepcopy(trainer.agent).eval()
         self.sampling_trainer.sampler = make_sampler(self.sampling_trainer.agent, trainer.tokens)
         self.max_staleness = max_staleness

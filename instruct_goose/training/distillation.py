@@ -14,14 +14,14 @@ import torch
 from torch import nn, Tensor
 from transformers import PreTrainedModel
 
-from ..config import RLHFConfig
+from ..config import precision, RLHFConfig
 from ..core.state import fingerprint_module
 from ..models.agent import Evaluation, load_policy
 from ..models.families import vocabulary_size
 from ..models.response import response_logits
 from ..models.tokens import pad, unpad
 from ..objective.kl import exact_kl
-from ..objective.masks import aggregate
+from ..objective.masks import aggregate, wide
 from ..rollouts.rollout import Rollout
 from .experience import Experience, model_inputs
 from .trainer import RLHFTrainer
@@ -43,8 +43,8 @@ def token_divergence(
     """
     if direction not in ("reverse", "forward"):
         raise ValueError(f"direction is {direction!r}: choose 'reverse' or 'forward'")
-    student = logits.log_softmax(-1)
-    teacher = teacher_logits.detach().log_softmax(-1)
+    student = wide(logits).log_softmax(-1)  # also where autocast made them narrow
+    teacher = wide(teacher_logits.detach()).log_softmax(-1)
     if direction == "reverse":
         return exact_kl(student, teacher, mask)
     return exact_kl(teacher, student, mask)
@@ -102,7 +102,7 @@ class DistillationTrainer(RLHFTrainer):
             padded_ids, padded_mask = pad(prompts, self.tokens.pad_id, "left")
             query_ids = padded_ids.to(self.device)
             query_mask = padded_mask.to(self.device)
-        with torch.no_grad():
+        with torch.no_grad(), precision(self.config, self.device):
             return response_logits(
                 model,
                 query_ids,
@@ -117,7 +117,9 @@ class DistillationTrainer(RLHFTrainer):
 
         Over the tokens that the student wrote; what an environment wrote is read, and not learnt.
         """
-        logits = response_logits(self.agent.model, *model_inputs(batch), self.config.temperature)
+        with precision(self.config, self.device):
+            inputs = model_inputs(batch)
+            logits = response_logits(self.agent.model, *inputs, self.config.temperature)
         divergence = token_divergence(
             logits, self.teacher_logits(batch), batch.mask, self.direction
         )

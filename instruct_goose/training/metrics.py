@@ -8,9 +8,9 @@ __all__ = ['Metrics', 'WATCHED', 'BARS', 'T', 'UNLOGGED_PARTS', 'LATER_METRICS',
            'prompt_nll_ratio', 'gradient_slopes', 'expected_negative_gradients', 'json_number', 'json_numbers',
            'History', 'sparkline', 'rollout_metrics', 'score_metrics', 'sampler_metrics', 'ratio_metrics',
            'minibatch_metrics', 'check_first_update', 'require_new_names', 'add_metrics', 'check_added_metrics',
-           'held_out_logged', 'average_updates', 'timing', 'trainer_metrics', 'moment_norm', 'prompt_metrics',
-           'policy_inputs', 'policy_input', 'special_token_texts', 'sample_weights', 'weight_changes', 'PolicyChange',
-           'progress_line']
+           'held_out_parts', 'held_out_logged', 'average_updates', 'timing', 'trainer_metrics', 'moment_norm',
+           'prompt_metrics', 'policy_inputs', 'policy_input', 'special_token_texts', 'sample_weights', 'weight_changes',
+           'PolicyChange', 'progress_line']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import json
@@ -589,6 +589,19 @@ def check_added_metrics(metrics: Metrics) -> None:
                 f"the metric {name!r}, which a callback has added, is {shorten(value)}, a "
                 f"{type(value).__name__}: the log takes numbers of Python, as .item() returns them"
             ) from None
+
+
+def held_out_parts(rollouts: Sequence[Rollout]) -> Metrics:
+    """Average what each of several reward functions gave held-out responses.
+
+    By the function's name; where it does not apply a response does not count.
+    """
+    parts: dict[str, list[Tensor]] = {}
+    for rollout in rollouts:
+        for name, part in (rollout.score_parts or {}).items():
+            parts.setdefault(name, []).append(part)
+    means = {f"held_out_reward/{name}": torch.cat(x).nanmean() for name, x in parts.items()}
+    return json_numbers(means)
 
 
 def held_out_logged(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -123,6 +123,7 @@ from instruct_goose.training.metrics import (
     check_added_metrics,
     check_first_update,
     held_out_logged,
+    held_out_parts,
     History,
     Metrics,
     json_number,
@@ -736,9 +737,9 @@ class RLHFTrainer:
     ) -> Metrics:
         """Answer prompts that are not trained on: held_out_reward, and exact held_out_kl.
 
-        Dropout is off. The policy stays as it is, and so does everything else of the trainer.
-        Prompts that are too long are treated as `train` treats them. Raises ValueError for an
-        empty list of prompts.
+        Of several reward functions each has its mean too, as held_out_reward/name. Dropout is off.
+        The policy stays as it is, and so does everything else of the trainer. Prompts that are too
+        long are treated as `train` treats them. Raises ValueError for an empty list of prompts.
         """
         scores = []
         kls = []
@@ -756,7 +757,8 @@ class RLHFTrainer:
             rollouts.append(rollout)
         reward = json_number(torch.cat(scores).mean())
         mean_kl = json_number(torch.cat(kls).mean()) if kls else None
-        return {"held_out_reward": reward, "held_out_kl": mean_kl, **held_out_logged(rollouts)}
+        means = {"held_out_reward": reward, "held_out_kl": mean_kl}
+        return {**means, **held_out_parts(rollouts), **held_out_logged(rollouts)}
 
     def evaluate_if_due(
         self,

@@ -388,3 +388,12 @@ def test_every_loss_of_the_table_is_found_again():
 
         wanted = [x.title for x in LIBRARY_LOSSES if (x.term, x.average) == (term, average)]
         assert conform(loss).same_as == wanted, (term, average)
+
+
+def test_a_loss_that_raises_is_reported_with_its_line():
+    def loss(logprobs, old_logprobs, advantages, mask):
+        return logprobs.sum() + torch.nn.functional.nll_loss(logprobs, mask)
+
+    line = loss.__code__.co_firstlineno + 1
+    with pytest.raises(ValueError, match=rf"cannot be called: .*test_conform.py, line {line}\)$"):
+        conform(loss)

@@ -8,6 +8,7 @@ import pytest
 
 from instruct_goose.data.files import REASONS, BadRow
 from instruct_goose.data.load import load_pairs, load_prompts
+from instruct_goose.data.rows import read_answer
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +159,13 @@ def test_dialogues_in_one_string(refused):
     assert load_prompts([row]) == [{"prompt": head} | row]
     assert load_pairs([{"chosen": "Human error", "rejected": "Human kindness"}])[0]["prompt"] == ""
     refused(lambda: load_pairs([{"chosen": head, "rejected": head + " x"}]), "chosen is empty")
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
+def test_a_demonstration_that_is_not_to_be_learnt_is_refused(mark):
+    "OpenAI's files and axolotl's say it of each turn of the assistant."
+    other = said("no") | mark
+    with pytest.raises(BadRow, match="the last turn has .*, which says that it is not to be"):
+        read_answer({"messages": [user("q"), other]}, "row 1", {}, True)
+    kept = {"messages": [user("q"), other, user("q"), said("yes") | {"weight": 1, "train": True}]}
+    assert read_answer(kept, "row 1", {}, True).parts["completion"][0]["content"] == "yes"

@@ -31,7 +31,13 @@ from instruct_goose.models.adapters import (
 from instruct_goose.models.agent import Agent, create_reference_model
 from instruct_goose.models.decoding import has_own_steps
 from instruct_goose.models.families import trunk
-from instruct_goose.models.loading import load_adapters, load_model, tiny_smollm
+from instruct_goose.models.loading import (
+    load_adapters,
+    load_model,
+    save_merged,
+    save_model,
+    tiny_smollm,
+)
 from instruct_goose.models.response import response_logits, response_logprobs
 from instruct_goose.models.tokens import pad, word_tokenizer
 from instruct_goose.training.trainer import RLHFTrainer
@@ -342,6 +348,80 @@ def test_adapters_of_another_family_are_refused_though_their_matrices_fit(tmp_pa
     assert written.pop("auto_mapping")["base_model_class"] == "LlamaForCausalLM"
     path.write_text(json.dumps(written), "utf-8")
     load_adapters(tmp_path, MistralForCausalLM(config))
+
+
+def base_and_adapters(path, name="llama"):
+    "A base in bfloat16's numbers, saved, and adapters that were trained on it, saved."
+    base = tiny(name).bfloat16().float()
+    base.save_pretrained(path / "base")
+    adapted = with_lora(load_model(path / "base"), rank=2)
+    for p in what_learns(adapted).values():
+        nn.init.normal_(p, std=0.3)
+    save_model(adapted, None, path / "adapters")
+    return base, path / "adapters"
+
+
+@families
+def test_adapters_of_another_base_of_the_same_family_are_refused(name, tmp_path):
+    _, adapters = base_and_adapters(tmp_path, name)
+    tiny(name, seed=9).save_pretrained(tmp_path / "other")
+    for base in (tiny(name, seed=9), str(tmp_path / "other")):
+        with pytest.raises(ValueError, match="its weights are not those that they were trained on"):
+            load_adapters(adapters, base)
+    with pytest.raises(ValueError, match="not those that they were trained on"):
+        save_merged(adapters, tmp_path / "merged", base=tmp_path / "other")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_a_base_into_which_other_adapters_were_merged_is_another_base(tmp_path):
+    "Embedding and norms are the same then, and so is each layer without an adapter."
+    _, adapters = base_and_adapters(tmp_path)
+    merged = with_lora(tiny("llama").bfloat16().float(), targets=["v_proj"])
+    for p in what_learns(merged).values():
+        nn.init.normal_(p, std=0.05)
+    with pytest.raises(ValueError, match="not those that they were trained on"):
+        load_adapters(adapters, merge_adapters(merged))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_same_base_in_another_precision_is_the_same(dtype, tmp_path):
+    tiny("llama").save_pretrained(tmp_path / "base")  # not in bfloat16's numbers
+    adapted = with_lora(load_model(tmp_path / "base"), rank=2)
+    for precision in (torch.float32, torch.bfloat16):
+        save_model(adapted.to(precision), None, tmp_path / str(precision))
+        load_adapters(tmp_path / str(precision), tiny("llama").to(dtype))
+        load_adapters(tmp_path / str(precision), tiny("llama").to(dtype).float())
+
+
+def test_a_base_with_more_tokens_is_the_same(tmp_path):
+    base, adapters = base_and_adapters(tmp_path)
+    base.resize_token_embeddings(14)
+    load_adapters(adapters, base)
+
+
+def test_adapters_that_peft_made_know_their_base_when_they_are_saved_here(tmp_path):
+    options = LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    agent = Agent(get_peft_model(tiny("llama"), options))
+    nn.init.normal_(what_learns(agent.model)["model.embed_tokens.modules_to_save.default.weight"])
+    agent.save_pretrained(tmp_path)
+    Agent.from_pretrained(tmp_path, base=tiny("llama"))
+    with pytest.raises(ValueError, match="not those that they were trained on"):
+        Agent.from_pretrained(tmp_path, base=tiny("llama", seed=9))
+
+
+def test_adapters_without_weights_of_their_base_warn_where_they_name_another(tmp_path):
+    adapted = trained()
+    adapted.peft_config["default"].base_model_name_or_path = "someone/small-model"
+    adapted.save_pretrained(tmp_path)
+    base = tiny("llama")
+    base.name_or_path = "/models/small-model"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*holds adapters of")
+        load_adapters(tmp_path, base)
+    base = tiny("llama")
+    base.name_or_path = "/models/other-model"
+    with pytest.warns(UserWarning, match="holds adapters of 'someone/small-model', and the base"):
+        load_adapters(tmp_path, base)
 
 
 def test_what_is_refused(monkeypatch):

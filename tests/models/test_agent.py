@@ -148,3 +148,11 @@ def test_recomputed_layers_give_the_same_gradient_in_either_mode(kind, value_mod
     assert len(passes) == 3 * len(
         blocks
     )  # nothing is computed twice where no gradient is asked for
+
+
+@pytest.mark.parametrize("value_model", [None, "copy"])
+def test_making_an_agent_leaves_the_random_generator_as_it_is(value_model):
+    model = tiny("llama")
+    before = torch.get_rng_state()
+    Agent(model, value_model=value_model)
+    assert torch.equal(torch.get_rng_state(), before)

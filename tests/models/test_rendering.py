@@ -290,6 +290,29 @@ def test_arguments_that_a_template_leaves_out_or_refuses_are_refused():
             Renderer(tokenizer).row([user("what")], answer)
 
 
+PARTS = [{"type": "text", "text": "what is"}, {"type": "text", "text": " it"}]
+
+
+@pytest.mark.parametrize("content", ["m['content']", "'' + m['content']"])
+def test_parts_of_text_are_one_text_for_a_template_that_does_not_read_parts(content):
+    tokenizer = tokenizer_of(FAMILIES["ChatML"])
+    tokenizer.chat_template = f"{{% for m in messages %}}{{{{ {content} }}}}{{% endfor %}}"
+    messages = [{"role": "user", "content": PARTS}]
+    renderer = Renderer(tokenizer)
+    assert renderer.prompts([messages]) == renderer.prompts([[user("what is it")]])
+    assert messages[0]["content"] is PARTS
+
+
+def test_parts_of_text_stay_parts_for_a_template_that_reads_them():
+    tokenizer = tokenizer_of(FAMILIES["ChatML"])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% for part in m['content'] %}{{ part['text'] }} good"
+        "{% endfor %}{% endfor %}"
+    )
+    ids = Renderer(tokenizer).prompts([[{"role": "user", "content": PARTS}]])[0]
+    assert tokenizer.decode(ids).split() == "what is good it good".split()
+
+
 REFUSED = {
     "a role that the template drops": (
         "Phi-3",

@@ -12,6 +12,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -1202,6 +1203,21 @@ def test_long_rows_are_cut_or_left_out_in_every_stage_and_counted(here, name, ho
     assert (
         summary["rows"] + summary["held_out_rows"] == found["used"] == {"cut": 12, "drop": 10}[how]
     )
+
+
+@pytest.mark.parametrize("name", ROW_OF_STAGE)
+def test_a_row_that_is_cut_is_named_by_its_line_of_the_file_and_once(here, name, capsys):
+    rows = rows_of(name)
+    rows[6] = rows[6] | {"prompt": LONG}
+    write("rows.jsonl", rows)
+    more = ["--long-rows", "cut", "--output-dir", "out", "--held-out", ".25"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        main(supervised(name, *more))
+    said = [str(w.message) for w in caught if "limit" in str(w.message)]
+    said += [str(w.message) for w in caught if "beyond" in str(w.message)]
+    assert len(said) == 1
+    assert said[0].startswith("rows.jsonl: 1 of 12 rows cut (the first: rows.jsonl, line 7: it has")
 
 
 @pytest.mark.parametrize("name", ROW_OF_STAGE)

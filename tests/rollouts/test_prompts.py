@@ -74,7 +74,7 @@ def test_a_stream_is_read_in_order_and_may_run_out():
         trainer.train(iter(["w1"] * 8), spy, steps=3, progress=False)
     with pytest.raises(ValueError, match="no prompts"):
         trainer.train([], spy, steps=1, progress=False)
-    with pytest.raises(TypeError, match="one text"):
+    with pytest.raises(TypeError, match="one string"):
         trainer.train("w1", spy, steps=1, progress=False)
 
 

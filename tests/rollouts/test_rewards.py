@@ -445,13 +445,13 @@ def score_seven_rows():
 
 
 def test_every_process_gets_what_reward_functions_log_in_all_of_them():
-    "Three or four rows each: the mean of the calls is 3.5."
+    "Three or four rows each, which log 3 and 4: the mean over the rows is (3 · 3 + 4 · 4) / 7."
     results = in_processes(2, score_seven_rows)
     rows_of_first = results[0][3]
     for logged, extra, texts, _ in results:
         words = [len(text.split()) for text in texts]
         of_first = words[:rows_of_first] + [None] * (7 - rows_of_first)
-        assert logged == {"rows": 3.5}
+        assert logged == {"rows": pytest.approx(25 / 7)}
         assert extra == {"words of the first": of_first, "words": words}
 
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from instruct_goose.runs import directory as runs
 from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint, save_checkpoint
 from instruct_goose.runs.directory import (
     OptionalSettings,
+    check_directory,
     claim_run_dir,
     in_run_directory,
     new_run_dir,
@@ -614,6 +616,25 @@ def test_a_run_that_is_broken_off_in_its_figures_can_be_resumed(tmp_path, monkey
     config.resume = True
     assert in_run_directory(config, "test", work) == {"figures": 1}
     assert json.loads((tmp_path / "run/summary.json").read_text()) == {"figures": 1}
+
+
+def test_a_run_that_another_process_is_at_is_refused_before_it_says_where_it_goes_on(
+    tmp_path, capsys
+):
+    config = RunSettings(output_dir=tmp_path / "run", steps=2)
+
+    def work(out, manager):
+        again = RunSettings(output_dir=out, steps=2, resume=True)
+        for resume in (
+            partial(in_run_directory, again, "test", work),
+            partial(check_directory, again, {}),
+        ):
+            with pytest.raises(BlockingIOError, match="another process is at work"):
+                resume()
+        return {"figures": 1}
+
+    in_run_directory(config, "test", work)
+    assert "starts over" not in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- what a callback remembers

@@ -5,6 +5,7 @@ First the manager alone; then the quickstart, through functions and in processes
 killed.
 """
 
+import errno
 import json
 import multiprocessing
 import os
@@ -223,6 +224,20 @@ def test_what_fails_while_saving_does_not_hide_why_the_run_stopped(tmp_path, cap
         raise ZeroDivisionError
     said = capsys.readouterr().err
     assert "'ppo/loss' is nan" in said and "holds nothing to go on from" in said
+
+
+def test_a_full_disk_is_said_once_by_the_error_that_stops_the_run(tmp_path, monkeypatch, capsys):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with (
+        pytest.raises(OSError, match="the checkpoint could not be written: No space left"),
+        CheckpointManager(tmp_path, {}, steps=10, every=1) as manager,
+    ):
+        manager.stage("ppo").after_step(3, 10, lambda: {"w": torch.ones(1)})
+    said = capsys.readouterr().err
+    assert "No space left" not in said and "holds nothing to go on from" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

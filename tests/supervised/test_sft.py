@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 import torch
 from small_models import families, tiny
@@ -10,11 +11,14 @@ from tokenizers.trainers import BpeTrainer
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 
+from instruct_goose.config import RLHFConfig
 from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.tokens import bpe_tokenizer, pad, word_tokenizer
 from instruct_goose.rollouts.prompts import encode_rows
 from instruct_goose.rollouts.rollout import Tokens
+from instruct_goose.supervised.dpo import train_dpo, train_kto
 from instruct_goose.supervised.sft import lm_loss, lm_nats, lm_rows, train_lm
+from instruct_goose.training.trainer import RLHFTrainer
 
 TEXTS = ["the film is good", "a bad plot", "good", "the plot is bad bad bad"]
 PROMPTS = ["the film", "", "good", "the"]
@@ -214,3 +218,38 @@ def test_conversations_and_rows_are_learnt_behind_the_prompt_that_rl_gives():
     )
     with pytest.raises(ValueError, match="text 1: .*leaves out what turn 0 .human. says"):
         lm_rows([conversation, unknown], tokenizer)
+
+
+COLUMNS = {"prompt": ["the film is"], "completion": ["good"], "chosen": ["a"], "rejected": ["b"]}
+
+
+@pytest.mark.parametrize("table", [pd.DataFrame(COLUMNS), COLUMNS, pd.Series(["the", "film"])])
+def test_a_table_is_refused_where_its_names_would_be_read_as_texts(tokenizer, table, unchecked):
+    model = tiny()
+    options = dict(steps=1, lr=1e-3, batch_size=1, progress=False)
+    reads = {
+        "load_answers": lambda: train_lm(model, tokenizer, table, **options),
+        "load_pairs": lambda: train_dpo(model, tokenizer, table, ref_model=tiny(), **options),
+        "load_prompts": lambda: encode_rows(table, Tokens(tokenizer, [], 0)),
+    }
+    with unchecked():
+        for loader, read in reads.items():
+            with pytest.raises(TypeError, match=rf"pass a list of rows.*{loader}\(table\)"):
+                read()
+        with pytest.raises(TypeError, match=r"load_answers\(table\)"):
+            train_kto(model, tokenizer, table, ref_model=tiny(), **options)
+
+
+def test_a_trainer_refuses_a_table(tokenizer, unchecked):
+    config = RLHFConfig(batch_size=2, minibatches=1, max_new_tokens=2, steps=1)
+    trainer = RLHFTrainer(tiny(), config=config, tokenizer=tokenizer)
+    table = pd.DataFrame(COLUMNS)
+    with unchecked():
+        for read in (trainer.evaluate, trainer.train):
+            with pytest.raises(TypeError, match=r"load_prompts\(table\)"):
+                read(table, lambda texts: [0.0] * len(texts))
+
+
+def test_a_row_without_a_completion_is_refused_by_its_number(tokenizer):
+    with pytest.raises(ValueError, match="text 0 has no 'completion': its columns are messages"):
+        lm_rows([{"messages": [{"role": "user", "content": "the film"}]}], tokenizer)

@@ -222,6 +222,22 @@ def test_both_models_read_what_an_environment_wrote(direction):
     assert math.isclose(loss.item(), sum(divergences) / len(divergences), rel_tol=1e-5)
 
 
+def test_autocast_holds_for_teacher_and_student_and_the_loss_stays_in_float32():
+    student, teacher = tiny_policy("absolute", seed=2), tiny_policy("absolute", seed=3)
+    settings = RLHFConfig(**SETTINGS | dict(batch_size=4, autocast="bfloat16"))
+    trainer = DistillationTrainer(student, teacher, settings, tokenizer=WORLD.tokenizer)
+    rollout = trainer.rollout(list(PROMPTS)[:4])
+    experience = trainer.advantages(trainer.score(rollout, no_reward))
+    dtypes = []
+    for model in (trainer.agent.model, trainer.teacher):
+        model.lm_head.register_forward_hook(lambda *call: dtypes.append(call[2].dtype))
+    evaluation = trainer.evaluate_tokens(experience)
+    dtypes.clear()
+    loss, _ = trainer.loss(evaluation, experience)
+    assert dtypes == [torch.bfloat16] * 2
+    assert loss.dtype == torch.float32
+
+
 def test_a_run_goes_on_in_its_own_direction_alone():
     def made(direction):
         settings = RLHFConfig(**SETTINGS)

@@ -1065,6 +1065,23 @@ def test_what_held_out_rewards_log_counts_each_response_once():
     assert log["held_out_logged/n"] == pytest.approx(0.2)
 
 
+def test_each_of_several_reward_functions_has_its_mean_on_held_out_prompts():
+    "Each response counts once, and not where a function does not apply to it."
+
+    def short(texts):
+        return [float(len(texts) == 1)] * len(texts)
+
+    def applies_once(texts):
+        return [2.0] + [None] * (len(texts) - 1)
+
+    t = world_trainer(batch_size=4, eval_every=1, reward_weights=(1.0, 0.5))
+    log = t.evaluate(["a"] * 5, [short, applies_once])
+    assert log["held_out_reward/short"] == pytest.approx(0.2)
+    assert log["held_out_reward/applies_once"] == pytest.approx(2.0)
+    assert log["held_out_reward"] == pytest.approx(0.2 + 0.5 * 2 * 2 / 5)
+    assert not [name for name in t.evaluate(["a"] * 5, short) if "/" in name]
+
+
 def test_the_weight_of_the_entropy_bonus_is_saved():
     settings = dict(entropy_target=0.1, ent_coef=0.5)
     t = world_trainer(**settings)

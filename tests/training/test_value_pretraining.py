@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from instruct_goose import Agent, RLHFConfig, RLHFTrainer
+from instruct_goose.core import processes
 from instruct_goose.rollouts.multi_turn import TurnSampler
 from instruct_goose.tasks.exact_world import PROMPTS, enumerate_logprobs, make_world, tiny_policy
 from instruct_goose.tasks.probes import tiny_world
@@ -194,3 +195,11 @@ def test_the_critic_reads_a_micro_batch_at_once_and_learns_the_same():
     torch.testing.assert_close(heads[0], heads[1], atol=1e-5, rtol=1e-4)
     for whole, in_pieces in zip(*logs, strict=True):
         assert whole == pytest.approx(in_pieces, rel=1e-4, abs=1e-6)
+
+
+def test_several_processes_are_refused(monkeypatch):
+    trainer = make_trainer()
+    for name in processes.TORCHRUN_VARIABLES:
+        monkeypatch.setenv(name, "2")
+    with pytest.raises(ValueError, match="pretrain_values runs in one process"):
+        pretrain_values(trainer, list(PROMPTS), price, iterations=1)
