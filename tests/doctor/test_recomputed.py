@@ -241,6 +241,7 @@ def test_settings_under_which_a_rule_is_not_looked_for(rule, settings, columns, 
             "lr is 0.001 in iteration 1, 0.001 by the constant schedule",
         ),
         ([1e-3, 1.0009e-3, 1e-3, 1.0009e-3], {}, None),  # less than 0.1 %
+        ([1e-3] * 6 + [9e-4] * 2, {}, None),  # a quarter
         ([1e-3, 7.5e-4, 5e-4, 2.5e-4], {"lr_schedule": "linear", "steps": 4}, None),
         (
             # the end of a schedule of two steps, then two of one of four
