@@ -582,8 +582,9 @@ def kl_estimate_off(run: Run) -> str | None:
 def negative_k1(run: Run) -> str | None:
     """Give evidence where k1 as charged is far below 0.
 
-    Its mean is the KL, which is not negative. Far is more than half of the exact KL, if that is a nat or more
-    over the run and 16 nats over all responses, and below 0 in more than half of the iterations.
+    Its mean is the KL, which is not negative. Far is more than half of the exact KL, if that is a
+    nat or more over the run and 16 nats over all responses, and below 0 in more than half of the
+    iterations.
     """
     found = charges(run)
     exact = sum(charge.kl for charge in found)
