@@ -15,6 +15,7 @@ from instruct_goose.config import RLHFConfig
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.doctor.report import read_tokens
 from instruct_goose.doctor.rules import (
+    METRIC_RULES,
     Run,
     advantages_of_other_rows,
     charged_k1,
@@ -821,6 +822,42 @@ def test_an_entropy_bonus_that_is_never_measured(settings, seen):
 def test_longer_responses_of_a_small_vocabulary_have_as_many_pairs(tokens, is_found):
     columns = {"distinct_2": [0.75] * 3 + [0.2] * 3, "response_length": 4.0}
     assert (evidence(variety_collapse, tokens=tokens, **columns) is not None) == is_found
+
+
+@pytest.mark.parametrize(
+    "settings, not_asked",
+    [
+        ({}, []),
+        (
+            {"beta": 0.0},
+            [
+                "start KL",
+                "foreign prompts",
+                "KL estimate off",
+                "negative KL",
+                "KL sign",
+                "small rewards",
+                "drift",
+            ],
+        ),
+        ({"beta": 0.0, "kl_target": 1.0}, []),
+        (
+            {"advantage": "group_mean"},
+            ["values stand still", "value loss off", "returns are values", "reward scale"],
+        ),
+        ({"ent_coef": 0.0}, ["entropy bonus off"]),
+        ({"ent_coef": 0.0, "entropy_target": 1.0}, []),
+        ({"importance_cap": None}, ["sampler left behind"]),
+        ({"recheck_every": None}, ["noisy reward", "reward of other rows"]),
+    ],
+)
+def test_rules_that_cannot_be_wrong_by_the_settings(settings, not_asked):
+    run = Run([{"entropy": 1.0}], settings)
+    assert [rule.name for rule in METRIC_RULES if not rule.applies(run)] == not_asked
+
+
+def test_every_rule_on_metrics_says_which_it_needs():
+    assert [rule.name for rule in METRIC_RULES if not rule.metrics] == []
 
 
 # ---------------------------------------------------------------- healthy runs
