@@ -468,6 +468,8 @@ def test_each_limit_from_both_sides(rule, columns, seen):
         (no_clip, {"epochs": 1, "minibatches": 1}, {"kl_to_old": 9.0}, False),
         (no_clip, {"epochs": 1, "minibatches": 2}, {"kl_to_old": 9.0}, True),
         (no_clip, {"epochs": 1}, {"kl_to_old": 9.0}, True),
+        (no_clip, {"minibatches": 1}, {"kl_to_old": 9.0}, True),
+        (ratio_never_moves, {"minibatches": 1}, {"grad_norm": 1.0}, True),
         (policy_loss_scale, {"kl_placement": "reward"}, {"kl_to_reference": 9.0}, True),
         (policy_loss_scale, {"kl_placement": "loss"}, {"kl_to_reference": 9.0}, False),
         (never_ends, {"max_new_tokens": 1}, {"response_length": 1.0}, False),
