@@ -141,8 +141,8 @@ def control(env_id: str) -> dict:
 
 
 def family(seeds=(0, 1, 2)) -> dict:
-    """Every preset from the same start with the same budget: as its paper has it, and all at one price of KL; DPO beside them.
-    Three seeds; and on the first, at one price, half and twice the learning rate."""
+    """Every preset from the same start with the same budget: as its paper has it, and all with the same β; DPO beside them.
+    Three seeds; and on the first, with the same β, half and twice the learning rate."""
     from instruct_goose.objective.group import PRESETS
     from instruct_goose.recipes.family import family_config, improve, improve_by_dpo
     from instruct_goose.recipes.quickstart import make_start
@@ -177,7 +177,7 @@ def family(seeds=(0, 1, 2)) -> dict:
             c = family_config(name, one, seed=seed, lr=lr, progress=False)
             if (
                 one and factor == 1 and c == family_config(name, seed=seed, lr=lr, progress=False)
-            ):  # it has that price already
+            ):  # it has that β already
                 runs.append(
                     next(
                         r

@@ -244,8 +244,9 @@ def optimizer_state(
 ) -> tuple[dict[str, dict[str, Tensor]], list[dict]]:
     """Read an optimizer's memory, moments[moment][parameter], and its groups.
 
-    Groups are as JSON has them: {"params": {name: [its moments]}, "settings": {…}}. Tensors are not
-    copied. Raises ValueError for an optimizer that moves other parameters.
+    Groups are as JSON has them: {"params": {name: [its moments]}, "plain": {name: {…}},
+    "settings": {…}}. "plain" has what is remembered as a number of Python, a text or None. Tensors
+    are not copied. Raises ValueError for an optimizer that moves other parameters.
     """
     names = {id(p): name for name, p in parameters.items()}
     moments: dict[str, dict[str, Tensor]] = {}
@@ -253,19 +254,24 @@ def optimizer_state(
     for group in optimizer.param_groups:
         if any(id(p) not in names for p in group["params"]):
             raise ValueError("the optimizer moves parameters that do not belong to the model")
-        params = {}
+        params: dict[str, list[str]] = {}
+        plain: dict[str, dict[str, Any]] = {}
         for p in group["params"]:
             name = names[id(p)]
-            memory = optimizer.state.get(p, {})
-            params[name] = sorted(memory)
-            for moment, x in memory.items():
-                moments.setdefault(moment, {})[name] = torch.as_tensor(x)
+            params[name] = []
+            for moment, x in sorted(optimizer.state.get(p, {}).items()):
+                if x is None or isinstance(x, bool | int | float | str):
+                    plain.setdefault(name, {})[moment] = x
+                else:
+                    params[name].append(moment)
+                    moments.setdefault(moment, {})[name] = torch.as_tensor(x)
         settings = {}
         for key, x in group.items():
             if key != "params":
                 settings[key] = x.tolist() if torch.is_tensor(x) else x
         settings["optimizer"] = type(optimizer).__name__
-        groups.append({"params": params, "settings": json.loads(json.dumps(settings, default=str))})
+        settings = json.loads(json.dumps(settings, default=str))
+        groups.append({"params": params, "plain": plain, "settings": settings})
     return moments, groups
 
 # %% ../../nbs/reference/core/state.ipynb #83f5024b
@@ -277,7 +283,8 @@ def load_optimizer(
     """Give an optimizer its memory and learning rates back.
 
     `moments` and `groups` are what `optimizer_state` read, and `check_optimizer` has checked.
-    Moments are copied. Other settings stay the optimizer's own.
+    Moments are copied, and keep the dtype that they were saved in: the float32 moments of bfloat16
+    weights stay float32. Other settings stay the optimizer's own.
     """
     names = [name for group in groups for name in group["params"]]
     index_of = {name: i for i, name in enumerate(names)}
@@ -285,11 +292,30 @@ def load_optimizer(
     for moment, by_name in moments.items():
         for name, x in by_name.items():
             state[index_of[name]][moment] = x.clone()
+    for group in groups:
+        for name, plain in group.get("plain", {}).items():
+            state[index_of[name]].update(plain)
     own_groups = optimizer.state_dict()["param_groups"]
     for own_group, group in zip(own_groups, groups, strict=True):
         if "lr" in own_group:
             own_group["lr"] = group["settings"]["lr"]
     optimizer.load_state_dict({"state": dict(state), "param_groups": own_groups})
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for i, memory in state.items():
+        _restore_dtypes(optimizer.state[parameters[i]], memory)
+
+
+def _restore_dtypes(loaded: dict[str, Any], memory: Mapping[str, Any]) -> None:
+    """Give a parameter's moments the dtypes that they were saved in, in place.
+
+    torch has cast them to the dtype of the parameter, all but "step".
+    """
+    for moment, x in loaded.items():
+        saved = memory.get(moment)
+        if moment == "step" or not torch.is_tensor(x) or not torch.is_tensor(saved):
+            continue
+        if x.dtype != saved.dtype:
+            loaded[moment] = saved.to(x.device)
 
 # %% ../../nbs/reference/core/state.ipynb #972fd957
 def check_optimizer(
@@ -305,7 +331,10 @@ def check_optimizer(
     """
     _, own_groups = optimizer_state(optimizer, parameters)
     for group in groups:
-        check_values(group, {"params": dict, "settings": dict})
+        whole = {"plain": {}, **group}
+        check_values(whole, {"params": dict, "plain": dict, "settings": dict})
+        if not whole["plain"].keys() <= whole["params"].keys():
+            raise ValueError("the optimizer remembers numbers of parameters that it does not move")
     if [list(g["params"]) for g in groups] != [list(g["params"]) for g in own_groups]:
         raise ValueError(
             "the optimizer's parameter groups are not those of the checkpoint: build it the same "

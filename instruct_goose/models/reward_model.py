@@ -471,7 +471,7 @@ def check_spread(scores: Float[Tensor, "batch"], dtype: torch.dtype) -> None:
     Raises ValueError where they do not.
     """
     eps = max(torch.finfo(t).eps for t in (dtype, torch.float32))  # scores are given in float32
-    std = scores.std(correction=0)
+    std = scores.std(correction=0) if len(scores) else torch.tensor(0.0)
     if not len(scores) or not 8 * eps * scores.abs().max() < std < math.inf:
         raise ValueError(
             f"the scores of these {len(scores)} texts have standard deviation "

@@ -90,7 +90,7 @@ def train_in(
     summary.json, and policy/ with the model and its card. A run that is finished is not repeated:
     `resume` then loads its policy into the trainer.
     Raises, before any training, FileExistsError for a directory that holds something, and
-    ValueError for a run with other settings or prompts.
+    ValueError for a run with other settings or prompts, or with eval_every other held-out ones.
     """
     settings = {field.name: getattr(trainer.config, field.name) for field in fields(RLHFConfig)}
     config = RunSettings(
@@ -108,15 +108,18 @@ def train_in(
         on_main_process(partial(try_before_training, trainer, prompts, reward_fn))
     job = TrainingJob(prompts, reward_fn, held_out, progress)
     shown = first_of(prompts if held_out is None else held_out, 16)
+    identity = {
+        "SHA-256 of the prompts": fingerprint_of_prompts(prompts),
+        "SHA-256 of the model's configuration": fingerprint_of_config(trainer),
+        "end tokens": trainer.eos_ids,
+    }
+    if config.eval_every is not None and held_out is not None:  # rewards are compared, keep_best
+        identity["SHA-256 of the held-out prompts"] = fingerprint_of_prompts(held_out)
     summary = in_run_directory(
         config,
         "train",
         partial(train_and_report, trainer, job, shown=shown),
-        {
-            "SHA-256 of the prompts": fingerprint_of_prompts(prompts),
-            "SHA-256 of the model's configuration": fingerprint_of_config(trainer),
-            "end tokens": trainer.eos_ids,
-        },
+        identity,
         stop_token_ids=trainer.eos_ids,
         **own_loss(type(trainer)),
     )
@@ -173,11 +176,20 @@ def first_of(prompts: Any, n: int) -> Any:
 
 
 def fingerprint_of_prompts(prompts: Sequence | Iterable) -> str:
-    """Compute the SHA-256 of a list of prompts; "a stream" for one, which is not read."""
+    """Compute the SHA-256 of prompts; "a stream" for one, which is not read.
+
+    Prompts are a list of texts or rows, or a dictionary of tensors.
+    """
     if not is_indexable(prompts):
         return "a stream"
-    rows: Any = prompts  # some data sets have only a length and numbered rows
-    text = repr([rows[i] for i in range(len(rows))])
+    if isinstance(prompts, Mapping):
+        columns = {}
+        for name, column in prompts.items():
+            columns[name] = column.tolist() if torch.is_tensor(column) else column
+        text = repr(columns)
+    else:
+        rows: Any = prompts  # some data sets have only a length and numbered rows
+        text = repr([rows[i] for i in range(len(rows))])
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Prompts', 'special_ids', 'model_eos_ids', 'configured_eos_ids', 'is_mark', 'take_prompt', 'data_columns',
-           'prompt_chunks', 'encode_rows', 'fit_prompts', 'encode_prompts', 'drop_long_prompts', 'is_short_enough',
-           'max_prompt_length', 'room_for_prompts', 'is_indexable', 'PromptOrder']
+           'prompt_chunks', 'count_prompts', 'encode_rows', 'fit_prompts', 'encode_prompts', 'drop_long_prompts',
+           'is_short_enough', 'max_prompt_length', 'room_for_prompts', 'is_indexable', 'PromptOrder']
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #0407c16f
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -165,14 +165,21 @@ def prompt_chunks(prompts: Any, size: int) -> Iterator[Any]:
 
     In their order; the last chunk may be smaller. Each chunk has the form of the whole.
     """
-    if isinstance(prompts, dict):
-        rows = len(next(iter(prompts.values())))
-        for start in range(0, rows, size):
+    if not isinstance(prompts, dict):
+        require_list_of_rows(prompts, "prompts", "load_prompts")
+    count = count_prompts(prompts)
+    for start in range(0, count, size):
+        if isinstance(prompts, dict):
             yield {name: column[start : start + size] for name, column in prompts.items()}
-        return
-    require_list_of_rows(prompts, "prompts", "load_prompts")
-    for start in range(0, len(prompts), size):
-        yield [prompts[i] for i in range(start, min(start + size, len(prompts)))]
+        else:
+            yield [prompts[i] for i in range(start, min(start + size, count))]
+
+
+def count_prompts(prompts: Sequence | Mapping[str, Any]) -> int:
+    "Count prompts in any form that `encode_prompts` takes; of a dictionary its rows count."
+    if isinstance(prompts, Mapping):
+        return len(next(iter(prompts.values()), ()))
+    return len(prompts)
 
 # %% ../../nbs/reference/rollouts/prompts.ipynb #9ada8c77
 def encode_rows(prompts: Sequence, tokens: Tokens) -> list[list[int]]:

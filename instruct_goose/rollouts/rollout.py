@@ -192,10 +192,15 @@ torch.serialization.add_safe_globals([Rollout])  # may be sent to other processe
 def by_length(rollout: Rollout) -> Int[Tensor, "batch"]:
     """Order the rows from the shortest to the longest.
 
-    The query and the tokens that the policy wrote count; what an environment wrote does not.
+    All that a model reads counts: the query, and the response with what an environment wrote.
     """
+    return _lengths_read(rollout).argsort(stable=True)
+
+
+def _lengths_read(rollout: Rollout) -> Int[Tensor, "batch"]:
+    "Count the tokens that a model reads of each row."
     host = rollout.on_host
-    return (host.query_mask.sum(-1) + host.mask.sum(-1)).argsort(stable=True)
+    return host.query_mask.sum(-1) + host.attention_mask.sum(-1)
 
 
 def micro_batch_slices(
@@ -208,9 +213,8 @@ def micro_batch_slices(
     A micro-batch has at most `micro_batch_size` rows and `micro_batch_tokens` slots, its padding
     among them; one row that is longer stands alone.
     """
-    host = rollout.on_host
     start, stop, _ = (among or slice(None)).indices(len(rollout))
-    lengths = (host.query_mask.sum(-1) + host.attention_mask.sum(-1)).tolist()
+    lengths = _lengths_read(rollout).tolist()
     max_rows = config.micro_batch_size or len(rollout)
     max_tokens = config.micro_batch_tokens or math.inf
     while start < stop:

@@ -325,7 +325,8 @@ class RunLog(Callback[RLHFTrainer]):
             for metrics in self.metrics:
                 self.digest.update(json_line(metrics).encode())
             steps = state["identity"]["config"].get("steps")
-            # a run may grow: the trainer, which compares all settings, is shown its own `steps`
+            # a run may grow: the trainer is shown its own `steps`, since with a schedule of the
+            # learning rate it refuses others (see `check_identity`)
             config = {**state["identity"]["config"], "steps": trainer.config.steps}
             identity = {**state["identity"], "config": config}
             trainer.load_state_dict({**state, "identity": identity})

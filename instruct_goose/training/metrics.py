@@ -803,9 +803,9 @@ def weight_changes(
     after = sample_weights(parameters)
     steps = [new - old for new, old in zip(after, before, strict=True)]
     has_gradient = [gradient != 0 for gradient in sample_weights(gradients)]
-    moved = [(step != 0) & pulled for step, pulled in zip(steps, has_gradient, strict=True)]
+    moved = [(step != 0) & learns for step, learns in zip(steps, has_gradient, strict=True)]
 
-    sampled_gradient = torch.stack([pulled.any() for pulled in has_gradient])
+    sampled_gradient = torch.stack([learns.any() for learns in has_gradient])
     tensor_moved = torch.stack([x.any() for x in moved])
     step = torch.cat(steps)
     return {

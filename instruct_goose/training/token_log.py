@@ -80,13 +80,13 @@ def token_columns(
     has_one_update = config.epochs == 1 and config.minibatches == 1
     if has_one_update:
         clipped = torch.zeros_like(clipped)
-    drift = None  # where there is no reference
+    log_ratio_to_reference = None  # where there is no reference
     if experience.ref_logprobs is not None:
-        drift = experience.old_logprobs - experience.ref_logprobs
+        log_ratio_to_reference = experience.old_logprobs - experience.ref_logprobs
     columns = {
         "log_ratio": log_ratio(logprobs, experience.old_logprobs, experience.mask),
         "advantages": experience.advantages,
-        "log_ratio_to_reference": drift,
+        "log_ratio_to_reference": log_ratio_to_reference,
         "kl": experience.kl,
         "rewards": experience.rewards,
         "values": experience.values,
@@ -107,8 +107,10 @@ class LossNotRecorded(UserWarning):
 def negative_gradients(loss: LossFn, new: Evaluation, experience: Experience) -> dict[str, Tensor]:
     """Compute `negative_gradient`, −∂L/∂log π, and `negative_value_gradient`, −∂L/∂V, (B, T).
 
-    A loss of one's own may need more than these rows, whole groups for example. What it raises
-    then is a LossNotRecorded warning, and there are no gradients.
+    They are those of a loss of these rows alone, truncated ones among them: with `mask_truncated`
+    the update gives those no gradient. A loss of one's own may need more than these rows, whole
+    groups for example. What it raises then is a LossNotRecorded warning, and there are no
+    gradients.
     """
     outputs = {"logprobs": new.logprobs.detach().requires_grad_()}
     if new.values is not None:

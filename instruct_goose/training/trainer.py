@@ -53,6 +53,7 @@ from instruct_goose.models.sharding import (
 from ..objective.masks import masked_sum
 from ..rollouts.dynamic_sampling import resample_flat_groups
 from instruct_goose.rollouts.prompts import (
+    count_prompts,
     data_columns,
     drop_long_prompts,
     encode_prompts,
@@ -708,7 +709,7 @@ class RLHFTrainer:
                 "held_out= is answered at each evaluation, and a stream can be read once: pass a "
                 "list"
             )
-        if not len(held_out):
+        if not count_prompts(held_out):
             raise ValueError("held_out= is empty: pass at least one prompt to evaluate on")
         fitting = self.prompts_that_fit(held_out)
         return HeldOut(fitting, reward_fn, every, frozenset(policy_inputs(fitting)))
@@ -744,7 +745,7 @@ class RLHFTrainer:
         scores = []
         kls = []
         rollouts = []
-        if not len(prompts):
+        if not count_prompts(prompts):
             raise ValueError("there are no prompts to evaluate on: the list is empty")
         if self.config.long_rows == "drop":  # as `train` does with held_out=
             prompts = self.prompts_that_fit(prompts)

@@ -122,6 +122,65 @@ def test_sample_reads_adapters_stages_and_plain_models(runs, monkeypatch, capsys
     main(["sample", source, "is tea", "--n", "1", "--max-new-tokens", "4", "--chat"])
 
 
+def test_sample_writes_n_of_each_prompt_and_its_seed_decides(runs, monkeypatch):
+    monkeypatch.chdir(runs)
+
+    def sampled(**settings):
+        prompts = ("is tea", "hot")
+        config = commands.SampleConfig(
+            Path("plain"), prompts, n=3, **{"max_new_tokens": 6} | settings
+        )
+        rows = commands.run_sample(config)
+        assert [row["prompt"] for row in rows] == ["is tea"] * 3 + ["hot"] * 3
+        assert all(row["model"].startswith(row["prompt"]) for row in rows)
+        return [row["model"] for row in rows]
+
+    drawn = sampled(seed=1)
+    assert drawn == sampled(seed=1) != sampled(seed=2)
+    assert len(set(drawn[:3])) > 1
+    likeliest = sampled(top_k=1, seed=1)
+    assert likeliest == sampled(top_k=1, seed=2) == sampled(temperature=1e-9, seed=3)
+    assert len(set(likeliest)) == 2  # one text of each prompt
+    assert all(len(text.split()) <= 4 for text in sampled(max_new_tokens=2))
+
+
+def test_sample_without_a_prompt_begins_a_text(runs, monkeypatch, capsys):
+    monkeypatch.chdir(runs)
+    rows = commands.run_sample(commands.SampleConfig(Path("plain"), n=2, max_new_tokens=3))
+    assert [row["prompt"] for row in rows] == ["", ""]
+    assert capsys.readouterr().out.count("(nothing)") == 2
+
+
+def test_a_chat_has_the_seed_the_models_and_the_first_message_that_were_asked_for(
+    runs, monkeypatch, capsys
+):
+    monkeypatch.chdir(runs)
+
+    def talk(**settings):
+        monkeypatch.setattr("sys.stdin", io.StringIO("is tea hot\n"))
+        config = commands.ChatConfig(Path("rl"), max_new_tokens=6, **settings)
+        return commands.run_chat(config)
+
+    drawn = talk(seed=1)
+    assert drawn == talk(seed=1) != talk(seed=2)
+    assert talk(seed=1, top_k=1) == talk(seed=2, top_k=1) == talk(seed=3, temperature=1e-9)
+    assert list(talk(before=False)) == ["policy"]
+    for messages in talk(system="yes").values():
+        assert messages[0] == {"role": "system", "content": "yes"}
+        assert [message["role"] for message in messages[1:]] == ["user", "assistant"]
+
+
+def test_a_run_stops_at_its_own_ends_and_those_of_its_model(runs, tmp_path):
+    model = load_model(str(runs / "plain"))
+    end, other = WORDS.eos_token_id, WORDS.convert_tokens_to_ids("no")
+    assert commands.stops_of(tmp_path, model, WORDS) == ([end], None)
+    settings = {"stop_token_ids": [other, end], "stop_strings": ["yes"]}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    ids, strings = commands.stops_of(tmp_path, model, WORDS)
+    assert ids == [end, other]
+    assert list(strings.texts) == ["yes"]
+
+
 def test_merge_writes_the_model_that_the_run_is(runs, monkeypatch, capsys):
     monkeypatch.chdir(runs)
     main(["merge", "rl", "merged"])

@@ -299,6 +299,59 @@ def test_every_optimizer_is_resumed_from_files(make, tmp_path):
     assert same(module_state(net), module_state(again))
 
 
+class MasterWeights(torch.optim.Optimizer):
+    "Gradient descent on a float32 copy of the weights; it counts its steps as a number of Python."
+
+    def __init__(self, parameters, lr=1e-3):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                memory = self.state[p]
+                if not memory:
+                    memory.update(master=p.float(), count=0, note=None, total=0.0)
+                memory["count"] += 1
+                memory["total"] += 0.1
+                memory["master"] = memory["master"] - group["lr"] * p.grad.float()
+                p.copy_(memory["master"])
+
+
+def test_an_optimizer_of_ones_own_is_resumed_with_its_dtypes_and_its_numbers_of_python(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2).bfloat16()
+    optimizer = MasterWeights(net.parameters())
+    for _ in range(300):  # bfloat16 cannot count to 257
+        net.weight.grad = torch.full_like(net.weight, 1e-3)
+        net.bias.grad = torch.full_like(net.bias, 1e-3)
+        optimizer.step()
+    moments, groups = optimizer_state(optimizer, named_tensors(net))
+    path = save_checkpoint(tmp_path, *flatten({"moments": moments, "groups": groups}))
+
+    again = nn.Linear(3, 2).bfloat16()
+    resumed = MasterWeights(again.parameters())
+    state = unflatten(*load_checkpoint(path))
+    check_optimizer(resumed, named_tensors(again), state["moments"], state["groups"])
+    load_optimizer(resumed, state["moments"], state["groups"])
+
+    for p, q in zip(net.parameters(), again.parameters(), strict=True):
+        before = optimizer.state[p]
+        after = resumed.state[q]
+        assert after["master"].dtype == torch.float32
+        assert torch.equal(before["master"], after["master"])
+        assert type(after["count"]) is int
+        assert (after["count"], after["note"], after["total"]) == (300, None, before["total"])
+
+
+def test_numbers_of_a_parameter_that_the_optimizer_does_not_move_are_refused():
+    net, optimizer = moved(adamw)
+    moments, groups = optimizer_state(optimizer, named_tensors(net))
+    groups[0]["plain"] = {"x": {"count": 3}}
+    with pytest.raises(ValueError, match="parameters that it does not move"):
+        check_optimizer(optimizer, named_tensors(net), moments, groups)
+
+
 # ---------------------------------------------------------------- identities
 
 WORDS = "abcdefghijklmnop"

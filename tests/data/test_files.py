@@ -1,6 +1,7 @@
 """Rows of JSON, JSON lines and CSV files: every format against what was written, and what is
 refused, with its place."""
 
+import codecs
 import csv
 import io
 import json
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instruct_goose.data import files
-from instruct_goose.data.files import BadRow
+from instruct_goose.data.files import BadRow, delimiter_of, encoding_of
 from instruct_goose.data.load import load_pairs, load_prompts
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -123,3 +124,40 @@ def test_a_bad_row_of_a_csv_file_costs_no_row_after_it(at):
         prompts = load_prompts("a.csv", on_error="skip", report=report)
     assert [row["prompt"] for row in prompts] == ["a", "b", "f\ng", "h"]
     assert report["skipped"] == {"csv": 1, "shape": 1}
+
+
+@pytest.mark.parametrize(
+    "start, encoding",
+    [
+        (codecs.BOM_UTF32_LE, "utf-32"),
+        (codecs.BOM_UTF32_BE, "utf-32"),
+        (codecs.BOM_UTF16_LE + "a".encode("utf-16-le"), "utf-16"),
+        (codecs.BOM_UTF16_BE + "a".encode("utf-16-be"), "utf-16"),
+        ("ab".encode("utf-16-le"), "utf-16-le"),
+        ("ab".encode("utf-16-be"), "utf-16-be"),
+        (codecs.BOM_UTF8 + b"a", "utf-8-sig"),
+        (b"abcd", "utf-8-sig"),
+        (b"a\0", "utf-8-sig"),  # too short to say
+        (b"a\0\0\0", "utf-8-sig"),
+        (b"\0\0\0a", "utf-8-sig"),
+        (b"\0\0\0\0", "utf-8-sig"),
+        (b"", "utf-8-sig"),
+    ],
+)
+def test_an_encoding_is_known_by_its_mark_or_by_its_zeros(start, encoding):
+    assert encoding_of(start) == encoding
+
+
+@pytest.mark.parametrize(
+    "line, delimiter",
+    [
+        ("a,b;c,d", ","),
+        ("a;b;c,d", ";"),
+        ("a\tb", "\t"),
+        ("a|b", "|"),
+        ('"a,b,c";"d,e"', ";"),
+        ("prompt", ","),
+    ],
+)
+def test_the_commonest_sign_outside_of_quotes_divides_the_fields(line, delimiter):
+    assert delimiter_of(line) == delimiter

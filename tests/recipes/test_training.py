@@ -63,6 +63,23 @@ def test_other_prompts_other_settings_and_a_full_directory_are_refused(tmp_path)
         train_in(trainer(steps=1), tmp_path, PROMPTS, reward, progress=False)
 
 
+def test_other_held_out_prompts_are_refused_where_the_run_evaluates_on_them(tmp_path):
+    def go_on(settings, held_out, steps, resume):
+        t = trainer(steps=steps, **settings)
+        train_in(t, run, PROMPTS, reward, held_out=held_out, resume=resume, progress=False)
+
+    evaluating = {"eval_every": 1, "keep_best": True}
+    run = tmp_path / "evaluates"
+    go_on(evaluating, HELD_OUT, steps=1, resume=False)
+    with pytest.raises(ValueError, match="SHA-256 of the held-out prompts"):
+        go_on(evaluating, HELD_OUT[:2], steps=2, resume=True)
+    go_on(evaluating, HELD_OUT, steps=2, resume=True)
+
+    run = tmp_path / "shows samples of them only"
+    go_on({}, HELD_OUT, steps=1, resume=False)
+    go_on({}, HELD_OUT[:2], steps=2, resume=True)
+
+
 def test_the_same_prompts_get_the_same_answers_and_no_reward_is_asked_unless_given():
     t = trainer()
     unscored = answer(t, HELD_OUT)
@@ -90,13 +107,24 @@ def test_a_fingerprint_depends_on_every_row_and_their_order():
     assert fingerprint_of_prompts(tuple(PROMPTS)) == fingerprint_of_prompts(PROMPTS)
 
 
+def test_a_fingerprint_of_tensors_depends_on_each_number():
+    ids = torch.arange(4000).view(1000, 4)
+    other = ids.clone()
+    other[500, 2] = 0
+    prints = [fingerprint_of_prompts({"query_ids": x, "query_mask": x > 1}) for x in (ids, other)]
+    assert prints[0] != prints[1]
+    assert prints[0] == fingerprint_of_prompts({"query_ids": ids, "query_mask": ids > 1})
+
+
 def test_a_reward_is_tried_before_the_first_rollout_and_draws_no_number(tmp_path):
     "As the command line does. Nothing is written; a reward that draws numbers changes no run."
 
     def fails(texts):
         raise KeyError("the user's own")
 
-    with pytest.raises(ValueError, match="sample answers before the run.*the user's own"):
+    with pytest.raises(
+        ValueError, match="^reward_fn, asked about 2 sample answers before the run.*the user's own"
+    ):
         train_in(trainer(steps=1), tmp_path / "run", PROMPTS, fails, progress=False)
     assert not (tmp_path / "run").exists()
 

@@ -17,6 +17,7 @@ from instruct_goose.rollouts.rollout import (
     PromptBatch,
     Rollout,
     Tokens,
+    by_length,
     concat,
     map_shares,
     micro_batch_slices,
@@ -167,3 +168,18 @@ def test_micro_batches_are_as_large_as_they_may_be(lengths, max_rows, max_tokens
         sizes = tokens[cut]
         assert fits(sizes) or len(sizes) == 1
         assert following is None or not fits([*sizes, tokens[following.start]])
+
+
+def test_micro_batches_of_like_length_count_what_an_environment_wrote():
+    one_token = torch.ones(4, 1, dtype=torch.long)
+    slots = torch.arange(9).expand(4, 9)
+    sampled = slots < torch.tensor([[1], [2], [3], [4]])
+    read = slots < torch.tensor([[9], [2], [8], [4]])  # the first and the third asked a tool
+    rollout = Rollout(one_token, one_token.bool(), slots.clone(), sampled, read & ~sampled)
+
+    order = by_length(rollout)
+
+    assert order.tolist() == [1, 3, 2, 0]
+    config = RLHFConfig(micro_batch_tokens=20)
+    sizes = [rows.stop - rows.start for rows in micro_batch_slices(rollout[order], config)]
+    assert sizes == [2, 2]  # 2 rows of 5 slots, and 2 of 10

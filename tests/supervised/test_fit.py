@@ -239,3 +239,75 @@ def test_a_finished_stage_gives_back_its_log_and_its_model(tmp_path):
         and idle.kept == {}
         and all(p.equal(q) for p, q in zip(other.parameters(), net.parameters(), strict=True))
     )
+
+
+@pytest.mark.parametrize(
+    "lengths, options",
+    [
+        ([], dict(batch_size=1)),
+        ([1], dict()),
+        ([1], dict(batch_size=0)),
+        ([1], dict(batch_size=1, batch_tokens=1)),
+        ([1, 3], dict(batch_tokens=2)),
+    ],
+)
+def test_batches_that_cannot_be_made_are_refused_at_once(lengths, options):
+    with pytest.raises(ValueError, match="batch"):
+        batches(lengths, **options)
+
+
+def test_a_row_may_fill_a_batch_by_itself():
+    assert sorted(islice(batches([3, 3], batch_tokens=3), 2)) == [[0], [1]]
+    assert sorted(next(batches([3, 3], batch_tokens=6))) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "steps, lr", [(0, 0.1), (-1, 0.1), (1, 0.0), (1, -0.1), (1, math.inf), (1, math.nan)]
+)
+def test_no_steps_and_no_learning_rate_are_refused(steps, lr):
+    model = line()
+    with pytest.raises(ValueError, match="at least 1, and above 0 and finite"):
+        fit(model, lambda rows: model(torch.ones(1, 2)).sum(), batches([1], 1), steps=steps, lr=lr)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_is_in_training_mode_while_it_learns_and_then_as_it_was(training):
+    "Also where the loss raises."
+    model = line().train(training)
+    modes = []
+
+    def loss(rows):
+        modes.append(model.training)
+        return model(torch.ones(1, 2)).sum()
+
+    def fails(rows):
+        raise KeyError("the data")
+
+    fit(model, loss, batches([1], 1), steps=2, lr=0.1, progress=False)
+    assert modes == [True, True]
+    assert model.training == training
+    with pytest.raises(KeyError):
+        fit(model, fails, batches([1], 1), steps=1, lr=0.1, progress=False)
+    assert model.training == training
+
+
+def test_a_callback_hears_of_every_update_once_the_weights_have_moved():
+    model = line()
+    heard = []
+    weights = [model.weight.detach().clone()]
+
+    def listen(step, log):
+        heard.append((step, log))
+        weights.append(model.weight.detach().clone())
+
+    history = fit(
+        model,
+        lambda rows: model(torch.ones(1, 2)).sum(),
+        batches([1], 1),
+        steps=3,
+        lr=0.1,
+        progress=False,
+        callback=listen,
+    )
+    assert heard == list(enumerate(history))
+    assert all(not torch.equal(a, b) for a, b in zip(weights, weights[1:], strict=False))

@@ -486,14 +486,27 @@ def test_an_evaluation_repeated_says_the_same_of_texts_and_of_ids():
     assert t.evaluate(as_ids, reward) == again
 
 
+NO_ROWS = {
+    "query_ids": torch.zeros(0, 3, dtype=torch.long),
+    "query_mask": torch.zeros(0, 3, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("prompts", [[], NO_ROWS], ids=["a list", "ids"])
+def test_an_evaluation_on_no_prompts_is_refused(prompts):
+    with pytest.raises(ValueError, match="no prompts to evaluate on"):
+        trainer().evaluate(prompts, reward)
+
+
 @pytest.mark.parametrize(
     "held_out, says",
     [
         (None, "eval_every is 2, but there is nothing to evaluate on: pass held_out="),
         ([], "held_out= is empty"),
+        (NO_ROWS, "held_out= is empty"),
         (["w1 " * 16], "room for prompts of 14 tokens"),
     ],
-    ids=["none", "empty", "too long"],
+    ids=["none", "empty", "no rows of ids", "too long"],
 )
 def test_wrong_held_out_prompts_are_refused_before_any_work(held_out, says, unchecked):
     asked = []
