@@ -79,8 +79,10 @@ def rows_since_growth(
 ) -> Sequence[tuple[float | int, ...]]:
     """Leave out the iterations of a run before it was given more steps.
 
-    They follow the schedule of a shorter run to its end.
+    They follow the schedule of a shorter run to its end. A constant rate has no end.
     """
+    if config.lr_schedule == "constant":
+        return rows
     for steps in range(config.warmup_steps + 2, config.steps):
         early = [row for row in rows if row[0] < steps]
         if early and not schedule_misses(replace(config, steps=steps), early, peak):

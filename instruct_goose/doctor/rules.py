@@ -441,7 +441,8 @@ def padding_counted(run: Run) -> str | None:
 def sampler_mismatch(run: Run) -> str | None:
     """Sampler and policy give a token the same probability, up to `rounding_limit`.
 
-    With a cap on the importance weights they differ by at most 0.03 nats per token at the start.
+    In half precision single tokens are off: there sampler_kl counts, up to 0.1 nats per token.
+    With a cap on the importance weights it is at most 0.03 nats per token at the start.
     """
     if run["importance_mean"]:  # a cap: rounding is known, and corrected for
         return above_at_start(run, "sampler_kl", 0.03)
@@ -581,8 +582,9 @@ def kl_estimate_off(run: Run) -> str | None:
 def negative_k1(run: Run) -> str | None:
     """Give evidence where k1 as charged is far below 0.
 
-    Its mean is the KL, which is not negative. Far is half of the exact KL, if that is a nat or more
-    over the run and 16 nats over all responses, and below 0 in more than half of the iterations.
+    Its mean is the KL, which is not negative. Far is more than half of the exact KL, if that is a
+    nat or more over the run and 16 nats over all responses, and below 0 in more than half of the
+    iterations.
     """
     found = charges(run)
     exact = sum(charge.kl for charge in found)
@@ -872,7 +874,7 @@ def prompts_lost(run: Run) -> str | None:
 def noisy_reward(run: Run) -> str | None:
     """The same text has the same score the second time.
 
-    Evidence is a difference of 0.05 standard deviations of the scores.
+    Evidence is a difference of more than 0.05 standard deviations of the scores.
     """
     return above_limit(run, "reward_noise", 0.05)
 
@@ -880,7 +882,7 @@ def noisy_reward(run: Run) -> str | None:
 def reward_of_other_rows(run: Run) -> str | None:
     """A text has the same score beside other texts.
 
-    Evidence is a shift of 0.05 standard deviations, where asking twice gives the same.
+    Evidence is a shift of more than 0.05 standard deviations, where asking twice gives the same.
     """
     return None if noisy_reward(run) else above_limit(run, "reward_shift", 0.05)
 
@@ -889,9 +891,9 @@ def length_is_reward(run: Run) -> str | None:
     """Score and length do not rise on one line.
 
     Evidence is a median correlation of ±0.95 or beyond, of two or more iterations with eight or
-    more responses: of two responses it is always ±1. Where a quarter of the iterations have no
-    correlation, since all their responses are equally long, nothing is said: of the others a single
-    response may decide.
+    more responses: of two responses it is always ±1. Where more than a quarter of the iterations
+    have no correlation, since all their responses are equally long, nothing is said: of the others
+    a single response may decide.
     """
     correlations = []
     for row in run.metrics:
@@ -986,7 +988,7 @@ def reward_scale(run: Run) -> str | None:
 
 
 def entropy_collapse(run: Run) -> str | None:
-    "A quarter of the first iteration's entropy is left at the end, from 4 on."
+    "A quarter of the first iteration's entropy or more is left at the end, from 4 on."
     return has_fallen(run, "entropy", first=1, at_least=4, share=0.25)
 
 # %% ../../nbs/reference/doctor/rules.ipynb #5d7cc4f8
