@@ -145,7 +145,7 @@ from instruct_goose.training.metrics import (
 from instruct_goose.training.policies import (
     BestPolicy,
     IterationCount,
-    KLStop,
+    KLLimit,
     MovingReference,
     PolicySnapshot,
 )
@@ -226,7 +226,7 @@ class RLHFTrainer:
         self.coefficients = Coefficients(self.config)
         self.reward_scale = RewardScale()
         self.best_policy = BestPolicy(self.agent)
-        self.kl_stop = KLStop(self.agent, self.config.max_kl_to_reference)
+        self.kl_limit = KLLimit(self.agent, self.config.max_kl_to_reference)
         self.held_out: HeldOut | None = None  # while `train` runs, with eval_every
         self.ends_after: int | None = None  # while `train` runs: iterations done when it ends
         self.iteration = 0  # iterations done
@@ -318,7 +318,7 @@ class RLHFTrainer:
         """
         experience.to_(self.device)
         zero_gradients(self.optimizer, self.agent)  # no gradient of an earlier iteration is logged
-        self.kl_stop.keep_if_within_limit(experience, self.iteration)
+        self.kl_limit.keep_if_within_limit(experience, self.iteration)
         self.coefficients.choose_ent_coef(experience)
         change = PolicyChange(self.agent, experience, self.config)
         logs = self.run_epochs(experience)
@@ -579,7 +579,7 @@ class RLHFTrainer:
         policy before the update, so the last policy needs a rollout of its own: the iteration's
         prompts are answered again, from random numbers that training does not use.
         """
-        if self.kl_stop.limit is None:
+        if self.kl_limit.limit is None:
             return {}
         numbers = generator(self.config.seed, EVALUATION_STREAM)
         with explain_nonfinite(self.agent, self.ref_model, self.iteration):
@@ -594,9 +594,9 @@ class RLHFTrainer:
 
         Returns the reason to stop; None: the run may go on.
         """
-        reason = self.kl_stop.reason_to_stop(metrics)
+        reason = self.kl_limit.reason_to_stop(metrics)
         if reason is not None:
-            self.load_kept_policy(self.kl_stop)
+            self.load_kept_policy(self.kl_limit)
         return reason
 
     def advance(self, metrics: Metrics) -> Metrics:
@@ -763,7 +763,7 @@ class RLHFTrainer:
 
     def evaluate_if_due(
         self,
-        kl_reason: str | None,  # why the policy of `kl_stop` was put back; None: it was not
+        kl_reason: str | None,  # why the policy of `kl_limit` was put back; None: it was not
     ) -> Metrics:
         """Evaluate on the held-out prompts of `train`, if it is time.
 
@@ -772,8 +772,8 @@ class RLHFTrainer:
         if self.held_out is None or not self.held_out.is_due(self.iteration):
             return {}
         iterations_seen: int | None = self.iteration
-        if kl_reason is not None and self.kl_stop.weights is not None:
-            iterations_seen = self.kl_stop.iteration
+        if kl_reason is not None and self.kl_limit.weights is not None:
+            iterations_seen = self.kl_limit.iteration
         return self.evaluate_held_out(self.held_out, iterations_seen)
 
     def evaluate_held_out(
@@ -880,7 +880,7 @@ class RLHFTrainer:
 
     def load_kept_policy(
         self,
-        kept: PolicySnapshot,  # `best_policy` or `kl_stop`
+        kept: PolicySnapshot,  # `best_policy` or `kl_limit`
     ) -> bool:
         """Put a policy that was kept back, the sampler's weights too.
 
@@ -936,7 +936,7 @@ class RLHFTrainer:
             "coefficients": self.coefficients,
             "reward_scale": self.reward_scale,
             "best_policy": self.best_policy,
-            "kl_stop": self.kl_stop,
+            "kl_limit": self.kl_limit,
             "reference": self.moving_reference,
         }
         sampler = sampler_of_this_process(self.sampler)

@@ -26,7 +26,7 @@ from instruct_goose.config import RLHFConfig
 from instruct_goose.models.agent import Agent
 from instruct_goose.rollouts.rewards import RewardError
 from instruct_goose.training.callbacks import Callback
-from instruct_goose.training.policies import KLStop, PolicySnapshot, update_reference
+from instruct_goose.training.policies import KLLimit, PolicySnapshot, update_reference
 from instruct_goose.training.trainer import RLHFTrainer
 
 PROMPTS = ["w0 w3", "w5", "w1 w1 w2", "w8 w7"]
@@ -325,7 +325,7 @@ def with_kl(*kl):
 
 
 def test_the_limit_is_on_the_mean_kl_of_a_response():
-    stop = KLStop(Agent(tiny()), limit=2.0)
+    stop = KLLimit(Agent(tiny()), limit=2.0)
     stop.keep_if_within_limit(with_kl(1.0, 4.0), iteration=7)
     assert stop.weights is None  # 2.5 nats
     stop.keep_if_within_limit(with_kl(1.0, 3.0), iteration=8)
@@ -334,14 +334,14 @@ def test_the_limit_is_on_the_mean_kl_of_a_response():
 
 @pytest.mark.parametrize("limit, kl", [(None, 9.0), (2.0, 2.0), (2.0, None)])
 def test_a_run_goes_on_within_the_limit(limit, kl):
-    assert KLStop(Agent(tiny()), limit).reason_to_stop({"kl_to_reference": kl}) is None
+    assert KLLimit(Agent(tiny()), limit).reason_to_stop({"kl_to_reference": kl}) is None
 
 
 def test_without_a_policy_within_the_limit_the_last_one_stays():
     agent = Agent(tiny())
     start = weights(agent)
     assert (
-        KLStop(agent, 2.0).reason_to_stop({"kl_to_reference": 2.5})
+        KLLimit(agent, 2.0).reason_to_stop({"kl_to_reference": 2.5})
         == "kl_to_reference is 2.5, above max_kl_to_reference, 2"
     )
     assert same(weights(agent), start)
@@ -466,8 +466,8 @@ def test_a_policy_that_is_put_back_and_is_the_best_is_named_by_its_own_iteration
     t = small_trainer.trainer(max_kl_to_reference=limit, eval_every=first + 1, keep_best=True)
     t.train(small_trainer.PROMPTS, reward, steps=6, progress=False, held_out=HELD_OUT)
     assert t.iteration == first + 1  # the only evaluation, of the policy that is put back
-    assert t.best_policy.iteration == t.kl_stop.iteration == first - 1
-    assert equal_weights(t.best_policy.weights, t.kl_stop.weights)
+    assert t.best_policy.iteration == t.kl_limit.iteration == first - 1
+    assert equal_weights(t.best_policy.weights, t.kl_limit.weights)
 
 
 def test_an_evaluation_by_hand_keeps_no_policy():
@@ -480,7 +480,7 @@ def test_an_evaluation_by_hand_keeps_no_policy():
 
 def test_the_next_run_forgets_that_the_last_one_was_stopped():
     _, limited, _, _, first = limited_run()
-    limited.kl_stop.limit = 1e9
+    limited.kl_limit.limit = 1e9
     with pytest.raises(RewardError):
         limited.train(small_trainer.PROMPTS, lambda texts: None, steps=1, progress=False)
     assert limited.stop_reason is None
