@@ -525,7 +525,8 @@ def sample_of(matrix: torch.Tensor) -> torch.Tensor:  # float32
     x = matrix.detach().reshape(-1, matrix.shape[-1])
     rows = [0] + [2**k for k in range(x.shape[0].bit_length()) if 2**k <= x.shape[0] // 2]
     columns = [7919 * row % x.shape[1] for row in rows]
-    return x[rows, columns].float().cpu()
+    places = torch.tensor([rows, columns], device=x.device)
+    return x[places[0], places[1]].float().cpu()
 
 
 def base_matrices(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 import math
 
-import pandas as pd
 import pytest
 import torch
 from small_models import families, tiny
@@ -223,8 +222,17 @@ def test_conversations_and_rows_are_learnt_behind_the_prompt_that_rl_gives():
 COLUMNS = {"prompt": ["the film is"], "completion": ["good"], "chosen": ["a"], "rejected": ["b"]}
 
 
-@pytest.mark.parametrize("table", [pd.DataFrame(COLUMNS), COLUMNS, pd.Series(["the", "film"])])
-def test_a_table_is_refused_where_its_names_would_be_read_as_texts(tokenizer, table, unchecked):
+def columns_as(kind):
+    "The columns as a dictionary, or as a table or a series of pandas."
+    if kind == "dict":
+        return COLUMNS
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame(COLUMNS) if kind == "table" else pandas.Series(["the", "film"])
+
+
+@pytest.mark.parametrize("kind", ["dict", "table", "series"])
+def test_a_table_is_refused_where_its_names_would_be_read_as_texts(tokenizer, kind, unchecked):
+    table = columns_as(kind)
     model = tiny()
     options = dict(steps=1, lr=1e-3, batch_size=1, progress=False)
     reads = {
@@ -243,7 +251,7 @@ def test_a_table_is_refused_where_its_names_would_be_read_as_texts(tokenizer, ta
 def test_a_trainer_refuses_a_table(tokenizer, unchecked):
     config = RLHFConfig(batch_size=2, minibatches=1, max_new_tokens=2, steps=1)
     trainer = RLHFTrainer(tiny(), config=config, tokenizer=tokenizer)
-    table = pd.DataFrame(COLUMNS)
+    table = columns_as("table")
     with unchecked():
         for read in (trainer.evaluate, trainer.train):
             with pytest.raises(TypeError, match=r"load_prompts\(table\)"):
