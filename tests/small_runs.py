@@ -2,10 +2,13 @@
 
 import copy
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "evidence"))
 from doctor_unseen import USUAL, a_run
+
+from instruct_goose.config import RLHFConfig
 
 healthy = {}
 
@@ -32,3 +35,22 @@ def each(change):
                 change(r, i, k)
 
     return changed
+
+
+def settings_of(**settings):
+    "What a run says of its settings."
+    return asdict(RLHFConfig(**{"lr": 1e-3, "beta": 0.5} | settings))
+
+
+def rows_of(**columns):
+    "One dictionary per iteration: of a list its number, of a single number the same each time."
+    n = max(len(column) for column in columns.values() if isinstance(column, list))
+    rows = []
+    for i in range(n):
+        row = {}
+        for name, column in columns.items():
+            value = column[i] if isinstance(column, list) else column
+            if value is not None:
+                row[name] = value
+        rows.append(row)
+    return rows

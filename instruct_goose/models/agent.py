@@ -126,8 +126,8 @@ class Agent(nn.Module):
     """A policy (any causal LM) and a value head: V(sₜ) = w·h(sₜ) + b.
 
     The head starts at zero, so the first values are exactly 0, and torch's generator stays as it
-    is. It sits on the policy's own
-    transformer, or on `value_model`: "copy", a model, or a path. Raises TypeError for a model
+    is. It sits on the policy's own transformer, or on `value_model`: "copy", a model, or a path.
+    Raises TypeError for a model
     without a language-model head, for one that is not causal and for a value model that is no
     transformers model, ValueError for a value model that reads other tokens.
     """

@@ -595,7 +595,8 @@ def require_same_base(
         _warn_of_other_name(model, directory, config.get("base_model_name_or_path"))
         return
     matrices = base_matrices(model)
-    before, now = [], []
+    before = []
+    now = []
     for name in theirs.keys() & matrices.keys():
         saved = torch.tensor([float(x) for x in theirs[name].split()])
         own = sample_of(matrices[name])

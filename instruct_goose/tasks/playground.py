@@ -207,7 +207,9 @@ class Splitmix32:
         order = list(range(n))
         for i, u in zip(range(n - 1, 0, -1), self.uniform(n - 1).tolist(), strict=True):
             j = int(u * (i + 1))
-            order[i], order[j] = order[j], order[i]
+            number = order[i]
+            order[i] = order[j]
+            order[j] = number
         return order
 
 # %% ../../nbs/guides/playground.ipynb #06c238b2

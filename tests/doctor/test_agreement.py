@@ -4,10 +4,9 @@ of the two is changed.
 
 import copy
 import math
-from dataclasses import asdict
 
 import pytest
-from small_runs import each, run
+from small_runs import each, rows_of, run, settings_of
 
 from instruct_goose.config import RLHFConfig
 from instruct_goose.doctor.agreement import (
@@ -43,26 +42,7 @@ from instruct_goose.doctor.agreement import (
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.doctor.rules import Run
 
-
 # ---------------------------------------------------------------- each limit, from both sides
-def settings_of(**settings):
-    return asdict(RLHFConfig(**{"lr": 1e-3, "beta": 0.5} | settings))
-
-
-def rows_of(**columns):
-    "One dictionary per iteration: of a list its number, of a single number the same each time."
-    n = max(len(column) for column in columns.values() if isinstance(column, list))
-    rows = []
-    for i in range(n):
-        row = {}
-        for name, column in columns.items():
-            value = column[i] if isinstance(column, list) else column
-            if value is not None:
-                row[name] = value
-        rows.append(row)
-    return rows
-
-
 FLOAT32 = {"rounding": 2.0**-23}
 HALF = {"rounding": 2.0**-7}
 

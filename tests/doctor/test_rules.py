@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from deep import first
+from small_runs import rows_of
 
 from instruct_goose.config import RLHFConfig
 from instruct_goose.doctor.diagnosis import diagnose
@@ -63,20 +64,6 @@ from doctor_unseen import USUAL, a_run, random_settings
 
 
 # ---------------------------------------------------------------- each limit, from both sides
-def rows_of(**columns):
-    "One dictionary per iteration: of a list its number, of a single number the same each time."
-    n = max(len(column) for column in columns.values() if isinstance(column, list))
-    rows = []
-    for i in range(n):
-        row = {}
-        for name, column in columns.items():
-            value = column[i] if isinstance(column, list) else column
-            if value is not None:
-                row[name] = value
-        rows.append(row)
-    return rows
-
-
 def evidence(rule, settings=None, recorded=None, **columns):
     return rule(Run(rows_of(**columns), settings, recorded))
 
