@@ -30,7 +30,7 @@ from instruct_goose.compat.library_losses import (
     SOURCES,
     TERMS,
 )
-from ..core.user_files import place_of
+from ..core.user_files import user_line
 from ..lesson import running_example
 from ..objective.policy_loss import policy_loss
 
@@ -594,7 +594,7 @@ def choose_form(loss: UserLoss, batches: Sequence[LossBatch]) -> list[UserLoss]:
             for batch in batches:
                 evaluate_loss(attempt, batch)
         except Exception as e:  # a user's function may raise anything
-            reasons.append(f"{type(e).__name__}: {e}{place_of(e)}")
+            reasons.append(f"{type(e).__name__}: {e}{user_line(e)}")
             continue
         callable_forms.append(attempt)
     if not callable_forms:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PACKAGE', 'FINDER', 'module_name_of', 'path_in_name', 'run_user_file', 'UserFileFinder', 'UserFile', 'imports_from',
-           'place_of']
+           'user_line']
 
 # %% ../../nbs/reference/core/user_files.ipynb #deac34f5
 import importlib
@@ -110,7 +110,7 @@ def _is_elsewhere(folder: Path, module: ModuleType | None) -> bool:
     return str(folder) not in parents and any(parent in _folders for parent in parents)
 
 # %% ../../nbs/reference/core/user_files.ipynb #7c51a0d3
-def place_of(error: BaseException) -> str:  # " (rewards.py, line 3)"; "" for a call that failed
+def user_line(error: BaseException) -> str:  # " (rewards.py, line 3)"; "" for a call that failed
     "Where a user's function raised: the last line that is not this library's, nor Python's."
     found = ""
     for frame in traceback.extract_tb(error.__traceback__):

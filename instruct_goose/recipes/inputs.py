@@ -54,7 +54,7 @@ from instruct_goose.core.files import (
     sha256,
     text_table,
 )
-from ..core.user_files import imports_from, place_of, run_user_file
+from ..core.user_files import imports_from, user_line, run_user_file
 from ..data.bad_rows import BadRows, RowPolicy, RowReport, usable_rows
 from ..data.files import BadRow, LocatedRow
 from instruct_goose.data.load import (
@@ -394,7 +394,7 @@ def load_module(place: str, flag: str) -> ModuleType:
             with imports_from(Path.cwd()):
                 return importlib.import_module(place)
     except (Exception, SystemExit) as e:
-        line = "" if isinstance(e, SyntaxError) else place_of(e)  # which says its own
+        line = "" if isinstance(e, SyntaxError) else user_line(e)  # which says its own
         raise ValueError(f"{flag}: {place} does not run: {type(e).__name__}: {e}{line}") from e
 
 
@@ -542,7 +542,7 @@ def try_environment(
                 environment.begin(row, 0)
     except Exception as e:  # whatever a user's class raises
         raise ValueError(
-            f"--environment {place}, {asked}: {type(e).__name__}: {e}{place_of(e)}"
+            f"--environment {place}, {asked}: {type(e).__name__}: {e}{user_line(e)}"
         ) from e
     return environment
 

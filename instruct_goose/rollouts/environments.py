@@ -27,7 +27,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 from ..config import RLHFConfig
 from ..core.processes import rank_slice
 from ..core.random import uniforms
-from ..core.user_files import place_of
+from ..core.user_files import user_line
 from ..models.agent import Agent
 from ..models.rendering import is_conversation
 from ..objective.advantages import AdvantageInputs
@@ -440,7 +440,7 @@ def explain_failure(
     try:
         yield
     except Exception as error:
-        place = place_of(error)
+        place = user_line(error)
         if not place:  # this library's own message
             raise
         name = type(getattr(environment, "instance", environment)).__name__

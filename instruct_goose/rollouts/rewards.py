@@ -44,7 +44,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from ..config import RLHFConfig
-from ..core.user_files import place_of
+from ..core.user_files import user_line
 from ..models.reward_model import Classifier
 from ..models.tokens import unpad
 from .reward_shaping import shape_scores
@@ -681,7 +681,9 @@ def call_with_timeout(
             )
         elif "signal only works in main thread" in str(e):
             hint = f". {NO_ALARMS}"
-        raise RewardError(f"the reward function raised {e!r:.80}{place_of(e)} {about}{hint}") from e
+        raise RewardError(
+            f"the reward function raised {e!r:.80}{user_line(e)} {about}{hint}"
+        ) from e
 
 # %% ../../nbs/reference/rollouts/rewards.ipynb #0aa54db2
 def weighted_sum(
