@@ -449,10 +449,10 @@ def test_only_its_own_names_are_removed(tmp_path):
 
 
 CHANGES = [
-    {"place": ["ppo", 1]},
-    {"place": ["ppo", 1.0, 4]},
-    {"place": ["elsewhere", 1, 4]},
-    {"place": ["ppo", 5, 4]},
+    {"progress": ["ppo", 1]},
+    {"progress": ["ppo", 1.0, 4]},
+    {"progress": ["elsewhere", 1, 4]},
+    {"progress": ["ppo", 5, 4]},
     {"stages": {"ppo": 1}},
     {"stages": {"ppo": {}}},
     {"stages": {"ppo": {}, "sft": {}, "a/b": {}}},
@@ -474,7 +474,7 @@ def test_a_record_that_is_no_runs_is_named(tmp_path):
     tensors, record = load_checkpoint(newest_checkpoint(manager.directory))
     for odd in (
         *(record | change for change in CHANGES),
-        *({k: x for k, x in record.items() if k != name} for name in ("settings", "place")),
+        *({k: x for k, x in record.items() if k != name} for name in ("settings", "progress")),
     ):
         path = save_checkpoint(manager.directory, tensors, odd)
         with pytest.raises(ValueError, match=f"{path} is not that of a run"):
