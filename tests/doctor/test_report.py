@@ -585,12 +585,14 @@ def test_a_picture():
     for colour in COLOURS[:2]:
         thick = f"stroke: {colour}; stroke-width: 1.8"
         assert sum(thick in style for style in styles) == 2  # its line, and that of the legend
-    assert f"fill: {COLOURS[0]}; fill-opacity: 0.18" in svg
+    assert f'"fill: {COLOURS[0]}; fill-opacity: 0.18"' in svg  # the band, without an edge
     assert f"fill: {COLOURS[1]}; fill-opacity" not in svg
     assert "stroke: #b0b0b0; stroke-opacity: 0.2" in svg  # the grid
     frame = [style for style in styles if "stroke-linecap: square" in style]
     assert sum("stroke: currentColor" in style for style in frame) == 2  # of four sides
     assert "stroke: #cccccc" not in svg  # that of a legend
+    left_edge = float(drawn.select("path")[1]["d"].split()[1])
+    assert left_edge < 30  # points: the axes leave the room that the numbers need, and no more
     ids = [tag["id"] for tag in drawn.select("[id]")]
     assert ids and all(f"#{name}" in svg for name in ids)
 
