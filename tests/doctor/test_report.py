@@ -843,6 +843,7 @@ def test_the_facts_of_a_run(config, summary, metrics, facts):
 def test_the_sections_of_a_bare_run_and_of_a_whole_one(tmp_path):
     "Settings are sorted, notes are told, and the page goes where it is asked for."
     run = make_run(tmp_path / "whole", beta=0.5)
+    (run / "metrics.jsonl").write_text('{"iteration": 0, "reward_mean": 1.0}\n')
     main(["report", str(run), "--out", str(tmp_path / "page.html")])
     page = page_of(tmp_path / "page.html")
     assert [h2.text for h2 in page.select("h2")] == [
@@ -853,7 +854,7 @@ def test_the_sections_of_a_bare_run_and_of_a_whole_one(tmp_path):
         "Findings",
         "Settings",
     ]
-    assert page.select_one(".facts").text == "ppo · seed 0 · 5 iterations · 12 CPU-seconds"
+    assert page.select_one(".facts").text == "ppo · seed 0 · 1 iterations · 12 CPU-seconds"
     settings = page.select_one("#part-settings").parent
     assert settings.summary.text == "all settings"
     assert cells_of(str(settings)) == [

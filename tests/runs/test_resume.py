@@ -281,6 +281,22 @@ def test_each_signal_saves_and_a_second_one_does_not_break_off_the_saving(
     assert signal.getsignal(number) == before and "after 2 of 5 steps" in capsys.readouterr().err
 
 
+def test_the_first_signal_while_an_error_is_saved_does_not_break_off_the_saving(
+    tmp_path, monkeypatch
+):
+    write = os.fsync
+
+    def signalled(handle):
+        signal.raise_signal(signal.SIGTERM)
+        write(handle)
+
+    with pytest.raises(ZeroDivisionError), CheckpointManager(tmp_path, {}, steps=5) as manager:
+        step(manager, "ppo", 2, 5, x=torch.ones(1))
+        monkeypatch.setattr(os, "fsync", signalled)
+        raise ZeroDivisionError
+    assert len(checkpoints(manager.directory)) == 1
+
+
 def test_a_signal_that_somebody_swallows_is_raised_again_after_the_step(tmp_path):
     with (
         pytest.raises(Terminated, match="SIGTERM"),
