@@ -349,6 +349,7 @@ def test_the_worst_finding_is_the_last_thing_a_run_says(tmp_path, capsys):
 
     train_in(trainer(3), tmp_path / "run", ROWS, flat, progress=False)
     said = capsys.readouterr().out.rstrip().splitlines()
+    assert not any("Stopped early" in line for line in said)
     assert said[-1].endswith(f"instruct-goose doctor {tmp_path / 'run'}")
     assert said[-2].startswith("WARNING  equal rewards: ")
 

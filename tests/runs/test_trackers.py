@@ -215,9 +215,11 @@ class Counting(Tracker):
     "Counts the iterations that it was sent, and remembers the count."
 
     counts: ClassVar[list[int]] = []  # after each iteration, of all that were made
+    intervals: ClassVar[list[int]] = []  # between tables, of all that were made
 
     def __init__(self, run_dir, every=10):
         super().__init__(run_dir, every)
+        self.intervals.append(every)
         self.sent = 0
 
     def numbers(self, numbers, iteration):
@@ -237,7 +239,8 @@ class Counting(Tracker):
 def test_a_tracker_with_a_state_goes_on_with_it(tmp_path, monkeypatch, recwarn):
     monkeypatch.setitem(TRACKERS, "counting", Counting)
     monkeypatch.setattr(Counting, "counts", [])
-    job = TrainingJob(PROMPTS, reward, progress=False, track="counting")
+    monkeypatch.setattr(Counting, "intervals", [])
+    job = TrainingJob(PROMPTS, reward, progress=False, track="counting", track_every=3)
     for steps in (2, 5):  # two iterations, then a longer run goes on
         manager = CheckpointManager(tmp_path, {"steps": steps}, steps, every=1)
         manager.resume()
@@ -245,6 +248,7 @@ def test_a_tracker_with_a_state_goes_on_with_it(tmp_path, monkeypatch, recwarn):
             train_policy(trainer(steps=steps), job, tmp_path, manager.stage(RL_STAGE))
 
     assert Counting.counts == [1, 2, 3, 4, 5]
+    assert Counting.intervals == [3, 3]
     assert not [w for w in recwarn if "is left out" in str(w.message)]
 
 
