@@ -982,3 +982,15 @@ def test_the_log_of_an_older_version_is_read_by_the_names_of_today(tmp_path):
         "clipped": [True],
         "negative_gradient": [2.0],
     }
+
+
+def test_the_largest_number_that_is_read():
+    assert Run([{"entropy": 1e100}])["entropy"] == [1e100]
+    with pytest.raises(ValueError, match="not finite"):
+        Run([{"entropy": 1.01e100}])
+
+
+def test_settings_are_read_without_the_warnings_that_they_gave(recwarn):
+    settings = asdict(RLHFConfig()) | {"kl_placement": "reward", "kl_estimator": "k2"}
+    assert Run([{"entropy": 1.0}], settings).config is not None
+    assert not recwarn.list
