@@ -9,8 +9,8 @@ __all__ = ['Metrics', 'WATCHED', 'BARS', 'T', 'UNLOGGED_PARTS', 'LATER_METRICS',
            'History', 'sparkline', 'rollout_metrics', 'score_metrics', 'sampler_metrics', 'ratio_metrics',
            'minibatch_metrics', 'check_first_update', 'require_new_names', 'add_metrics', 'check_added_metrics',
            'held_out_parts', 'held_out_logged', 'average_updates', 'timing', 'trainer_metrics', 'moment_norm',
-           'prompt_metrics', 'policy_inputs', 'policy_input', 'special_token_texts', 'sample_weights', 'weight_changes',
-           'PolicyChange', 'progress_line']
+           'prompt_metrics', 'answered_prompts', 'policy_inputs', 'policy_input', 'special_token_texts',
+           'sample_weights', 'weight_changes', 'PolicyChange', 'progress_line']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import json
@@ -713,30 +713,47 @@ def prompt_metrics(
 
     White space and case do not count, nor special tokens that a prompt writes out, as one does
     that has the chat template's marks in it: `rollout.prompts` is decoded without them.
-    `prompts_kept` is None where the prompts are no texts.
-    `prompts_held_out`, the share of prompts that are held out as well, is None where none are.
+    `prompts_kept` is that of the prompts that the rollout answers, see `answered_prompts`; None
+    where the prompts are no texts. `prompts_held_out`, the share of prompts that are held out as
+    well, is that of the prompts given and of those in their place; None where none are held out.
     """
-    rows = prompts["query_ids"].tolist() if isinstance(prompts, dict) else prompts
-    read = policy_inputs(prompts)
+    answered = answered_prompts(prompts, rollout)
     different_texts = dict.fromkeys(rollout.prompts or ())
     encoded = "\n".join(_bare_text(text) for text in different_texts)
     special_tokens = special_token_texts(tokenizer) if tokenizer is not None else []
     is_kept = []
-    for row in rows:
+    for row in answered:
         text = _prompt_text(row)
         if text is not None and rollout.prompts:
             plain_text = text
             for token in special_tokens:
                 plain_text = plain_text.replace(token, "")
             is_kept.append(_bare_text(text) in encoded or _bare_text(plain_text) in encoded)
-    held = [text in held_out for text in read]
+    given = policy_inputs(prompts)
+    drawn_later = set(policy_inputs(answered)) - set(given)
+    held = [text in held_out for text in [*given, *drawn_later]]
     return {
-        "prompts_given": len(set(read)),
+        "prompts_given": len(set(given)),
         "prompts_kept": sum(is_kept) / len(is_kept) if is_kept else None,
         "prompts_held_out": sum(held) / len(held) if held_out else None,
     }
 
 # %% ../../nbs/reference/training/metrics.ipynb #e95bcd4a
+def answered_prompts(prompts: Sequence | dict, rollout: Rollout) -> Sequence:
+    """List the prompts that a rollout holds responses to, in the data's form.
+
+    They are those given, unless dynamic sampling has put others in their place or left some out.
+    Then they are read off the rollout's columns, one for each response.
+    """
+    drawn = rollout.drawn or {}
+    is_changed = drawn.get("groups_redrawn") or drawn.get("groups_dropped")
+    columns = rollout.columns or {}
+    if is_changed and "prompt" in columns:
+        rows = range(len(rollout))
+        return [{name: column[i] for name, column in columns.items()} for i in rows]
+    return prompts["query_ids"].tolist() if isinstance(prompts, dict) else prompts
+
+
 def policy_inputs(prompts: Sequence | dict) -> list[str]:
     """List what the policy reads of each prompt, as one text each.
 

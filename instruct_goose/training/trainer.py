@@ -528,25 +528,26 @@ class RLHFTrainer:
         A checkpoint is written last of all: the callback that does so, `runs.directory.RunLog`, is
         the last one whose `on_iteration_end` is called. Returns all metrics of the iteration.
         """
-        metrics = self.measure(prompts, experience, update_log, seconds)
-        if self.iteration + 1 == self.ends_after:
-            metrics |= self.measure_final_kl(prompts)
-        kl_reason = self.stop_above_kl_limit(metrics)
-        metrics |= self.advance(metrics)  # from here on β, η and the count are the next one's
-        metrics |= self.evaluate_if_due(kl_reason)
-        reasons = self.ask_callbacks(experience, metrics)[:1]  # others often say the same
-        is_ended_by_callback = bool(reasons) and kl_reason is None
-        if is_ended_by_callback and "final_kl_to_reference" not in metrics:
-            metrics |= self.measure_final_kl(prompts)
-            kl_reason = self.stop_above_kl_limit(metrics)
+        with explain_nonfinite(self.agent, self.ref_model, self.iteration):
+            metrics = self.measure(prompts, experience, update_log, seconds)
+            is_last = self.iteration + 1 == self.ends_after
+            if is_last:
+                metrics |= self.measure_final_kl(prompts)
+            kl_reason = self.enforce_kl_limit(metrics)
+            metrics |= self.advance(metrics)  # from here on β, η and the count are the next one's
+            metrics |= self.evaluate_if_due(is_above_kl_limit=kl_reason is not None)
+            reasons = self.ask_callbacks(experience, metrics)[:1]  # others often say the same
+            if reasons and not is_last and kl_reason is None:  # a callback has made it the last
+                metrics |= self.measure_final_kl(prompts)
+                kl_reason = self.enforce_kl_limit(metrics)
+                if kl_reason is not None:  # the policy is another one now
+                    metrics |= self.evaluate_if_due(is_above_kl_limit=True)
             if kl_reason is not None:
-                metrics |= self.evaluate_if_due(kl_reason)  # the policy is another one now
-        if kl_reason is not None:
-            reasons.append(kl_reason)
-        self.stop_reason = None
-        if reasons:
-            self.stop_reason = f"iteration {metrics['iteration']}: {'; '.join(reasons)}"
-        self.moving_reference.follow_if_due(self.iteration)  # also a policy that was put back
+                reasons.append(kl_reason)
+            self.stop_reason = None
+            if reasons:
+                self.stop_reason = f"iteration {metrics['iteration']}: {'; '.join(reasons)}"
+            self.moving_reference.follow_if_due(self.iteration)  # also a policy that was put back
         call_hooks(self.callbacks, lambda c: c.on_iteration_end(self, experience, metrics))
         return metrics
 
@@ -581,18 +582,18 @@ class RLHFTrainer:
         """
         if self.kl_limit.limit is None:
             return {}
-        numbers = generator(self.config.seed, EVALUATION_STREAM)
-        with explain_nonfinite(self.agent, self.ref_model, self.iteration):
-            rollout = self.generate(prompts, self.config.group_size, numbers)
-            kl = self.annotate(rollout).kl
+        sampling = generator(self.config.seed, EVALUATION_STREAM)
+        rollout = self.generate(prompts, self.config.group_size, sampling)
+        kl = self.annotate(rollout).kl
         if kl is None:
             return {}
         return {"final_kl_to_reference": json_number(masked_sum(kl, rollout.mask, dim=-1).mean())}
 
-    def stop_above_kl_limit(self, metrics: Metrics) -> str | None:
+    def enforce_kl_limit(self, metrics: Metrics) -> str | None:
         """Put the last policy within max_kl_to_reference back, if the KL has exceeded it.
 
-        Returns the reason to stop; None: the run may go on.
+        The policy's weights alone: values, the optimizer's moments and the count of iterations
+        stay. Returns the reason to stop, which `end_iteration` obeys; None: the run may go on.
         """
         reason = self.kl_limit.reason_to_stop(metrics)
         if reason is not None:
@@ -763,7 +764,7 @@ class RLHFTrainer:
 
     def evaluate_if_due(
         self,
-        kl_reason: str | None,  # why the policy of `kl_limit` was put back; None: it was not
+        is_above_kl_limit: bool,  # then the policy kept by `kl_limit`, if any, is in the trainer
     ) -> Metrics:
         """Evaluate on the held-out prompts of `train`, if it is time.
 
@@ -772,7 +773,7 @@ class RLHFTrainer:
         if self.held_out is None or not self.held_out.is_due(self.iteration):
             return {}
         iterations_seen: int | None = self.iteration
-        if kl_reason is not None and self.kl_limit.weights is not None:
+        if is_above_kl_limit and self.kl_limit.weights is not None:
             iterations_seen = self.kl_limit.iteration
         return self.evaluate_held_out(self.held_out, iterations_seen)
 
@@ -786,8 +787,7 @@ class RLHFTrainer:
         With keep_best it is kept if its KL is within max_kl_to_reference and no other one had a
         higher reward. A call of `evaluate` by hand keeps none.
         """
-        with explain_nonfinite(self.agent, self.ref_model, self.iteration - 1):
-            log = self.evaluate(held_out.prompts, held_out.reward_fn, self.config.eval_greedy)
+        log = self.evaluate(held_out.prompts, held_out.reward_fn, self.config.eval_greedy)
         limit = self.config.max_kl_to_reference
         kl = log["held_out_kl"]
         within_limit = limit is None or (kl is not None and kl <= limit)
