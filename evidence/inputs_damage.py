@@ -1129,13 +1129,13 @@ def logs(r: random.Random, world: Path):
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 ON = [*TRAIN[:-1], "run", "--steps", "4", "--save-every", "1", "--keep", "3", "--resume"]
 RECORD = [  # a place in the record of the newest checkpoint, what stands there now, how --resume may end
-    ("place", ["ppo", 10**9, 3], "refused"),
-    ("place", ["ppo", 0, 3], "refused"),
-    ("place", ["ppo", 2, 3], "either"),
-    ("place", ["ppo", 3, 10**9], "either"),
-    ("place", ["sft", 3, 3], "refused"),
-    ("place", ["ppo", True, 3], "refused"),
-    ("place", 3, "refused"),
+    ("progress", ["ppo", 10**9, 3], "refused"),
+    ("progress", ["ppo", 0, 3], "refused"),
+    ("progress", ["ppo", 2, 3], "either"),
+    ("progress", ["ppo", 3, 10**9], "either"),
+    ("progress", ["sft", 3, 3], "refused"),
+    ("progress", ["ppo", True, 3], "refused"),
+    ("progress", 3, "refused"),
     ("settings.lr", 1.0, "refused"),
     ("settings.steps", 10**9, "refused"),
     ("settings.steps", "3", "either"),

@@ -481,7 +481,7 @@ def resume() -> dict:
         child.kill()
         child.join()
         found = checkpoints(out / "checkpoints")
-        return child.exitcode == -9, load_checkpoint(found[-1])[1]["place"] if found else None
+        return child.exitcode == -9, load_checkpoint(found[-1])[1]["progress"] if found else None
 
     start(here / "whole").join()
     whole = said(here / "whole")

@@ -1301,7 +1301,7 @@ METRIC_RULES = (
         entropy_collapse,
         "warning",
         "learn/10_ppo",
-        what="a quarter or less is left of the entropy that the policy had at first",
+        what="less than a quarter is left of the entropy that the policy had at first",
         cure="a lower lr, a higher beta or an entropy bonus, unless a prompt has one right answer",
         metrics=("entropy",),
     ),

@@ -18,7 +18,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ..core.checks import shorten
+from ..core.checks import refuse_one_string, shorten
 
 # %% ../../nbs/reference/models/rendering.ipynb #daf1ccf0
 Message = Mapping[str, Any]  # {"role": …, "content": …}, and what else the template reads
@@ -345,8 +345,7 @@ class Renderer:
         A text that already begins with the beginning-of-text token, or ends with the end,
         does not get it twice. Raises TypeError for one text instead of a list.
         """
-        if isinstance(texts, str):
-            raise TypeError("texts is one string: pass a list, [text]")
+        refuse_one_string(texts, "texts")
         rows = self.tokenizer(list(texts), verbose=False)["input_ids"] if len(texts) else []
         return [self._once(ids) for ids in rows]
 

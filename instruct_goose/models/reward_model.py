@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..core.checks import refuse_one_string
 from ..core.processes import with_progress
 from .adapters import has_adapters, merge_adapters
 from instruct_goose.models.families import (
@@ -371,8 +372,7 @@ def score_in_batches(
     model's context, and TypeError for one string.
     """
     limit = longest_text(model, tokenizer)
-    if isinstance(texts, str):
-        raise TypeError("texts is one string: pass a list, [text]")
+    refuse_one_string(texts, "texts")
     rows = [[] if isinstance(text, str) else list(text) for text in texts]
     plain = {i: text for i, text in enumerate(texts) if isinstance(text, str)}
     encoded = Renderer(tokenizer).texts(list(plain.values()))

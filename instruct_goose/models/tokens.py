@@ -18,7 +18,7 @@ from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ..core.checks import LongRows, require_list_of_rows
+from ..core.checks import LongRows, refuse_one_string, require_list_of_rows
 from .long_rows import fit_rows
 from .rendering import pair_parts, Renderer, template_columns
 
@@ -127,8 +127,7 @@ def encode_all(
     Raises ValueError naming a text of no tokens or of more than `limit`, and TypeError for one
     string instead of a list.
     """
-    if isinstance(texts, str):
-        raise TypeError("texts is one string: pass a list, [text]")
+    refuse_one_string(texts, "texts")
     rows = Renderer(tokenizer).texts(texts)
     require_fitting(rows, texts, limit, name)
     return rows

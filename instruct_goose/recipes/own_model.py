@@ -759,8 +759,8 @@ def fit_options(
     "Cut the log to where the stage was left, and collect the options of `fit`."
     stage = manager.stage(name)
     steps_done = 0
-    if stage.newest_state and manager.latest.place:
-        steps_done = manager.latest.place[1]
+    if stage.newest_state and manager.latest.progress:
+        steps_done = manager.latest.progress[1]
     log_file = out / "metrics.jsonl"
     truncate_log(log_file, steps_done)
     return {

@@ -210,12 +210,12 @@ def require_free(out: Path) -> None:
 
 
 def _where_it_goes_on(checkpoint: Path | None, manager: CheckpointManager) -> str:
-    place = manager.latest.place
-    if checkpoint is None or place is None:
+    progress = manager.latest.progress
+    if checkpoint is None or progress is None:
         return "Nothing is saved here yet: the run starts over."
     return (
-        f"Going on from {checkpoint.name}: {place.done} of {place.total} steps of the stage "
-        f"{place.stage!r} are done."
+        f"Going on from {checkpoint.name}: {progress.done} of {progress.total} steps of the "
+        f"stage {progress.stage!r} are done."
     )
 
 # %% ../../nbs/reference/runs/directory.ipynb #4d178bed
@@ -652,8 +652,10 @@ def file_history(
     history = list(then.get("file_history") or [])
     if history and history[-1]["files"] == digests:
         return history
-    place = manager.latest.place
-    start = {"stage": place.stage if place else None, "step": place.done if place else 0}
+    progress = manager.latest.progress
+    start = {"stage": None, "step": 0}
+    if progress:
+        start = {"stage": progress.stage, "step": progress.done}
     if history and history[-1]["from"] == start:  # no step was made with it
         history.pop()
     return [*history, {"from": start, "files": dict(digests)}]

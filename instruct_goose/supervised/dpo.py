@@ -36,11 +36,17 @@ def pair_rows(
     A pair is {"chosen", "rejected"} and perhaps "prompt", or (chosen, rejected), each of them
     a text or a list of messages, as the `Renderer` reads them. The prompt's ids are the same
     on both sides.
-    Raises ValueError naming the pair that lacks a side, is a tie, or cannot be rendered.
+    Raises ValueError naming the pair that lacks a side, is a tie, has a margin (which DPO does
+    not learn from), or cannot be rendered.
     """
     require_list_of_rows(pairs, "pairs", "load_pairs")
     if not len(pairs):
         raise ValueError("no texts")
+    for i, pair in enumerate(pairs):
+        if isinstance(pair, Mapping) and pair.get("margin") is not None:
+            raise ValueError(
+                f"pair {i} has a margin, and only a reward model learns from it: drop it"
+            )
     parts = [pair_parts(i, pair) for i, pair in enumerate(pairs)]
     prompts = [prompt for prompt, _, _ in parts]
     columns = [template_columns(pair) for pair in pairs]

@@ -967,6 +967,7 @@ class RLHFTrainer:
             parts[name] = part.state_dict()
             flatten({name: parts[name]})  # says now what could not be written later
         return {
+            "trainer": type(self).__name__,
             "iteration": self.iteration,
             "base_lrs": [float(rate) for rate in self.schedule.base_lrs],
             "stop_reason": self.stop_reason,
@@ -978,11 +979,13 @@ class RLHFTrainer:
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError naming what in this state is not of this trainer.
 
-        Warns of the state of a callback that this trainer does not have.
+        Warns of a state that a trainer of another class has made, and of the state of a callback
+        that this trainer does not have.
         """
         check_values(state, {"identity": dict})
         check_identity(state["identity"], self.identity())
         hints = {
+            "trainer": str,
             "iteration": IterationCount,
             "base_lrs": list,
             "stop_reason": str | None,
@@ -996,6 +999,12 @@ class RLHFTrainer:
             raise ValueError(
                 f"iteration is {state['iteration']} in this record, beyond the "
                 f"{self.config.steps} steps of the schedule"
+            )
+        if state["trainer"] != type(self).__name__:
+            warnings.warn(
+                f"a {state['trainer']} made this state, and this is a {type(self).__name__}: from "
+                "here on the run does what this class does",
+                stacklevel=2,
             )
         parts = self.parts()
         for name, part in parts.items():

@@ -158,7 +158,7 @@ def same_state(out, other_out):
     other_stage = dict(other["stages"]["ppo"])
     assert stage.pop("log")["lines"] == other_stage.pop("log")["lines"]
     assert stage == other_stage
-    assert record["place"] == other["place"]
+    assert record["progress"] == other["progress"]
     assert record["settings"] == other["settings"]
 
 
@@ -185,7 +185,7 @@ def test_a_sharded_run_is_saved_as_one_and_goes_on_after_ctrl_c(tmp_path):
         in_processes(2, run_sharded, tmp_path / "two", 4, ctrl_c=4, save_every=None, seconds=500)
     (saved, _) = newest(tmp_path / "two")
     rescued = load_file(tmp_path / "two/policy/model.safetensors")
-    assert newest(tmp_path / "two")[1]["place"] == ["ppo", 3, 4]
+    assert newest(tmp_path / "two")[1]["progress"] == ["ppo", 3, 4]
     assert (
         all(x.equal(saved[f"ppo/parts/learner/model/model.{k}"]) for k, x in rescued.items())
         and len(rescued) > 20

@@ -208,7 +208,7 @@ def test_goes_on_where_it_stopped(folder, tmp_path):
         1,
         2,
     )
-    places = [load_checkpoint(p)[1]["place"] for p in checkpoints(whole / "checkpoints")]
+    places = [load_checkpoint(p)[1]["progress"] for p in checkpoints(whole / "checkpoints")]
     for stage in ("reward model", "ppo"):
         n = next(i for i, (name, at, of) in enumerate(places) if name == stage and at < of)
         out = tmp_path / stage

@@ -46,7 +46,7 @@ def test_other_stages_are_saved_as_often(tmp_path):
     for name, of in (("a", 12), ("b", 30), ("c", 2)):
         for at in range(1, of + 1):
             step(manager, name, at, of)
-    assert [load_checkpoint(p)[1]["place"][:2] for p in checkpoints(manager.directory)] == [
+    assert [load_checkpoint(p)[1]["progress"][:2] for p in checkpoints(manager.directory)] == [
         ["a", 4],
         ["a", 8],
         ["a", 12],
@@ -190,7 +190,7 @@ def test_a_supervised_stage_keeps_every_whole_step_without_a_copy(tmp_path):
         out.mkdir()
         with pytest.raises((KeyboardInterrupt, ZeroDivisionError)):
             train(out, **hooks)
-        assert load_checkpoint(checkpoints(out / "checkpoints")[-1])[1]["place"] == [
+        assert load_checkpoint(checkpoints(out / "checkpoints")[-1])[1]["progress"] == [
             "sft",
             done,
             40,
@@ -205,7 +205,11 @@ def test_a_signal_in_the_middle_of_an_update_waits_for_its_end(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
             stage.offer_state(4, 9, lambda: {"w": torch.ones(1)})
         pytest.fail("it was forgotten")
-    assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1])[1]["place"] == ["sft", 4, 9]
+    assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1])[1]["progress"] == [
+        "sft",
+        4,
+        9,
+    ]
 
 
 def test_one_process_at_a_time(tmp_path):
@@ -260,7 +264,11 @@ def test_each_signal_saves_and_a_second_one_does_not_break_off_the_saving(
         isinstance(e.value, Terminated) == (number != signal.SIGINT)
         and getattr(e.value, "signum", number) == number
     )
-    assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1])[1]["place"] == ["ppo", 2, 5]
+    assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1])[1]["progress"] == [
+        "ppo",
+        2,
+        5,
+    ]
     assert signal.getsignal(number) == before and "after 2 of 5 steps" in capsys.readouterr().err
 
 
@@ -275,7 +283,11 @@ def test_a_signal_that_somebody_swallows_is_raised_again_after_the_step(tmp_path
             pass
         step(manager, "ppo", 3, 5)
         pytest.fail("it was forgotten")
-    assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1])[1]["place"] == ["ppo", 3, 5]
+    assert load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1])[1]["progress"] == [
+        "ppo",
+        3,
+        5,
+    ]
 
 
 def test_signals_that_have_an_answer_keep_it(tmp_path):
@@ -437,10 +449,10 @@ def test_only_its_own_names_are_removed(tmp_path):
 
 
 CHANGES = [
-    {"place": ["ppo", 1]},
-    {"place": ["ppo", 1.0, 4]},
-    {"place": ["elsewhere", 1, 4]},
-    {"place": ["ppo", 5, 4]},
+    {"progress": ["ppo", 1]},
+    {"progress": ["ppo", 1.0, 4]},
+    {"progress": ["elsewhere", 1, 4]},
+    {"progress": ["ppo", 5, 4]},
     {"stages": {"ppo": 1}},
     {"stages": {"ppo": {}}},
     {"stages": {"ppo": {}, "sft": {}, "a/b": {}}},
@@ -462,7 +474,7 @@ def test_a_record_that_is_no_runs_is_named(tmp_path):
     tensors, record = load_checkpoint(newest_checkpoint(manager.directory))
     for odd in (
         *(record | change for change in CHANGES),
-        *({k: x for k, x in record.items() if k != name} for name in ("settings", "place")),
+        *({k: x for k, x in record.items() if k != name} for name in ("settings", "progress")),
     ):
         path = save_checkpoint(manager.directory, tensors, odd)
         with pytest.raises(ValueError, match=f"{path} is not that of a run"):
@@ -540,7 +552,7 @@ def stopped_at(whole, out, n):
 
 
 def places(out):
-    return [tuple(load_checkpoint(p)[1]["place"]) for p in checkpoints(out / "checkpoints")]
+    return [tuple(load_checkpoint(p)[1]["progress"]) for p in checkpoints(out / "checkpoints")]
 
 
 def stamps(out):

@@ -127,6 +127,12 @@ def test_logprobs_against_one_row_at_a_time(name):
     [
         (train_dpo, [], {}, "no texts"),
         (train_dpo, [PAIRS[0], {"chosen": "a"}], {}, "pair 1 is"),
+        (
+            train_dpo,
+            [PAIRS[0], {"chosen": "a", "rejected": "b", "margin": 2.0}],
+            {},
+            "pair 1 has a",
+        ),
         (train_dpo, [("a " * 30, "b")], {}, "context of 12"),
         (train_dpo, PAIRS, {"beta": 0}, "beta is 0"),
         (train_kto, [{"completion": "a", "label": 1}], {}, "row 0"),

@@ -6,6 +6,7 @@ token by token.
 
 import copy
 import math
+import warnings
 from itertools import islice
 
 import pytest
@@ -900,6 +901,18 @@ def test_a_stream_goes_on_behind_what_was_read_also_with_dropped_prompts():
     assert resumed.prompt_order.seen == 3
     resumed.train(islice(stream(), resumed.prompt_order.seen, None), words_a, progress=False)
     assert first + second == undisturbed == [["a", "b"], ["c", "a b"]]
+
+
+def test_a_state_of_another_class_of_trainer_is_loaded_with_a_word():
+    class Mine(RLHFTrainer):
+        "It may compute another loss, which no setting shows."
+
+    state = world_trainer(Mine).state_dict()
+    with pytest.warns(UserWarning, match="a Mine made this state, and this is a RLHFTrainer"):
+        world_trainer().load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        world_trainer(Mine).load_state_dict(state)
 
 
 @pytest.mark.parametrize("name", ["kl_to_reference", "reward_mean", "iteration", "lr", "seconds"])
