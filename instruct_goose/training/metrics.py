@@ -52,6 +52,7 @@ from ..objective.policy_loss import clipped_shares, policy_loss, probability_rat
 from ..objective.value_loss import explained_variance
 from instruct_goose.rollouts.rollout import (
     finished,
+    mean_of_logged,
     micro_batch_slices,
     require_scores,
     Rollout,
@@ -606,13 +607,8 @@ def held_out_parts(rollouts: Sequence[Rollout]) -> Metrics:
 
 def held_out_logged(rollouts: Sequence[Rollout]) -> dict[str, float]:
     "Average what reward functions logged of held-out rollouts, by name; each response counts once."
-    totals: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for rollout in rollouts:
-        for name, x in (rollout.logged or {}).items():
-            totals[name] = totals.get(name, 0.0) + x * len(rollout)
-            counts[name] = counts.get(name, 0) + len(rollout)
-    return {f"held_out_logged/{name}": total / counts[name] for name, total in totals.items()}
+    means = mean_of_logged(rollouts)
+    return {f"held_out_logged/{name}": mean for name, mean in means.items()}
 
 # %% ../../nbs/reference/training/metrics.ipynb #38f90fae
 def average_updates(

@@ -62,6 +62,21 @@ def test_flat_groups_give_way_to_the_next_prompts_in_their_place():
     assert not t.prompt_order.is_open  # the prompts belong to that call of train
 
 
+def test_what_a_reward_logs_is_averaged_over_all_rounds():
+    "Eight responses with .25 each, then four with 1: (8 · .25 + 4 · 1) / 12 = .5."
+    scores = [[1, 1, 0, 1, 2, 2, 3, 4], [5, 6, 7, 7]]
+    heights = [0.25, 1.0]
+
+    def judge(prompts, log_metric):
+        log_metric("height", heights.pop(0))
+        return [float(x) for x in scores.pop(0)]
+
+    history = trainer(max_redraws=1).train(PROMPTS, judge, steps=1, progress=False)
+    assert history[0]["groups_redrawn"] == 2
+    logged = [value for name, value in history[0].items() if name.endswith("height")]
+    assert logged == [pytest.approx(0.5)]
+
+
 @pytest.mark.parametrize("settings", [dict(max_redraws=2), dict(drop_flat_groups=True)])
 def test_prompts_that_were_replaced_or_dropped_do_not_count_as_cut(settings):
     t = trainer(**settings)
