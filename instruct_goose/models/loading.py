@@ -152,9 +152,12 @@ def read_config(file: Path) -> dict[str, Any]:
     Raises ValueError for a file that is none.
     """
     try:
-        return dict(json.loads(file.read_text("utf-8")))
-    except (ValueError, TypeError, OSError, RecursionError) as e:
+        values = json.loads(file.read_text("utf-8"))
+    except (ValueError, OSError, RecursionError) as e:
         raise ValueError(f"{file} cannot be read: {first_line_of(e)}") from e
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} cannot be read: it holds no object of names and values")
+    return values
 
 
 def _check_rank(directory: Path, config: dict[str, Any]) -> None:
