@@ -451,7 +451,7 @@ def unfolded_lines(text: str) -> Iterator[str]:
     folds = 0
     for line in text.splitlines():
         if row and folds < MOST_FOLDS and _goes_on(row, line):
-            row += line.strip("\r")
+            row += line
             folds += 1
             continue
         if row:

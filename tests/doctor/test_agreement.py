@@ -41,6 +41,7 @@ from instruct_goose.doctor.agreement import (
 )
 from instruct_goose.doctor.diagnosis import diagnose
 from instruct_goose.doctor.rules import Run
+from instruct_goose.objective.policy_loss import SURROGATES
 
 # ---------------------------------------------------------------- each limit, from both sides
 FLOAT32 = {"rounding": 2.0**-23}
@@ -527,6 +528,16 @@ def test_the_worst_pair_is_named():
     assert "6 of 12 pairs" in found and "most 1 from 5" in found
 
 
+def test_the_worst_pair_is_the_farthest_apart_and_not_the_largest():
+    responses = [
+        ALIKE | {"values": [-20.0, 2.0]},
+        ALIKE | {"values": [-21.0, 2.0]},
+        ALIKE | {"prompt": "q", "values": [-1.0, 2.0]},
+        ALIKE | {"prompt": "q", "values": [1.0, 2.0]},
+    ]
+    assert "most -1 from 1: " in state_evidence(values_of_one_state, responses)
+
+
 def test_responses_without_the_column_are_left_out():
     unknown = {"prompt": "p", "tokens": ["a", "b"]}
     responses = [ALIKE, unknown, ALIKE | {"values": [1.0, 9.0]}]
@@ -853,6 +864,12 @@ def test_what_counts_as_held(log_ratio, advantage, gradient, is_found):
     run_ = pulled_run([math.exp(log_ratio)] * 2, [gradient] * 2, **settings)
     run_.tokens[0][0]["advantages"] = [advantage] * 2
     assert (clip_bounds_off(run_) is not None) == is_found
+
+
+def test_the_bounds_of_a_loss_of_ones_own_are_not_known(monkeypatch):
+    monkeypatch.setitem(SURROGATES, "own", SURROGATES["min"])
+    assert clip_bounds_off(pulled_run([1.1, 1.1], [0.0, 0.0])) is not None
+    assert clip_bounds_off(pulled_run([1.1, 1.1], [0.0, 0.0], surrogate="own")) is None
 
 
 def test_the_first_token_that_is_held_wrongly_is_named():

@@ -309,6 +309,12 @@ def test_a_folded_row_is_one_row():
         assert rows_of("\n".join(pieces)) == rows_of(lines)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_of_any_system_are_joined(end):
+    folded = end.join(["{'loss': 1.5,", "'grad_norm': 2.5,", "'reward': 0.25}"])
+    assert read_rows(folded) == [{"loss": 1.5, "grad_norm": 2.5, "reward": 0.25}]
+
+
 def test_colours_and_missing_braces_do_not_matter():
     bare = repr(ROW)[1:-1]
     assert rows_of(bare) == rows_of(repr(ROW)) == rows_of(f"\x1b[36m(pid=1)\x1b[0m {ROW!r}")

@@ -585,12 +585,14 @@ def test_a_picture():
     for colour in COLOURS[:2]:
         thick = f"stroke: {colour}; stroke-width: 1.8"
         assert sum(thick in style for style in styles) == 2  # its line, and that of the legend
-    assert f"fill: {COLOURS[0]}; fill-opacity: 0.18" in svg
+    assert f'"fill: {COLOURS[0]}; fill-opacity: 0.18"' in svg  # the band, without an edge
     assert f"fill: {COLOURS[1]}; fill-opacity" not in svg
     assert "stroke: #b0b0b0; stroke-opacity: 0.2" in svg  # the grid
     frame = [style for style in styles if "stroke-linecap: square" in style]
     assert sum("stroke: currentColor" in style for style in frame) == 2  # of four sides
     assert "stroke: #cccccc" not in svg  # that of a legend
+    left_edge = float(drawn.select("path")[1]["d"].split()[1])
+    assert left_edge < 30  # points: the axes leave the room that the numbers need, and no more
     ids = [tag["id"] for tag in drawn.select("[id]")]
     assert ids and all(f"#{name}" in svg for name in ids)
 
@@ -841,6 +843,7 @@ def test_the_facts_of_a_run(config, summary, metrics, facts):
 def test_the_sections_of_a_bare_run_and_of_a_whole_one(tmp_path):
     "Settings are sorted, notes are told, and the page goes where it is asked for."
     run = make_run(tmp_path / "whole", beta=0.5)
+    (run / "metrics.jsonl").write_text('{"iteration": 0, "reward_mean": 1.0}\n')
     main(["report", str(run), "--out", str(tmp_path / "page.html")])
     page = page_of(tmp_path / "page.html")
     assert [h2.text for h2 in page.select("h2")] == [
@@ -851,7 +854,7 @@ def test_the_sections_of_a_bare_run_and_of_a_whole_one(tmp_path):
         "Findings",
         "Settings",
     ]
-    assert page.select_one(".facts").text == "ppo · seed 0 · 5 iterations · 12 CPU-seconds"
+    assert page.select_one(".facts").text == "ppo · seed 0 · 1 iterations · 12 CPU-seconds"
     settings = page.select_one("#part-settings").parent
     assert settings.summary.text == "all settings"
     assert cells_of(str(settings)) == [

@@ -1,5 +1,6 @@
 "A run's directory. Oracles: the files as any reader finds them, and a run that was never stopped."
 
+import hashlib
 import itertools
 import json
 import math
@@ -11,6 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 from deep import first
 from small_models import tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel
@@ -26,12 +29,27 @@ from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint, 
 from instruct_goose.runs.directory import (
     OptionalSettings,
     check_directory,
+    check_same_run,
+    checked_log,
     claim_run_dir,
+    directory_digests,
+    file_history,
+    finished_run,
+    has_begun,
     in_run_directory,
+    input_digests,
+    model_digests,
     new_run_dir,
     optional_settings,
+    print_changed_files,
+    print_new_schedule,
+    print_worst_finding,
+    require_unused,
+    saving_conflicts,
+    settings_of,
+    truncate_log,
 )
-from instruct_goose.runs.resume import Terminated
+from instruct_goose.runs.resume import CheckpointManager, RunState, StageProgress, Terminated
 from instruct_goose.training.callbacks import Callback
 
 
@@ -331,6 +349,7 @@ def test_the_worst_finding_is_the_last_thing_a_run_says(tmp_path, capsys):
 
     train_in(trainer(3), tmp_path / "run", ROWS, flat, progress=False)
     said = capsys.readouterr().out.rstrip().splitlines()
+    assert not any("Stopped early" in line for line in said)
     assert said[-1].endswith(f"instruct-goose doctor {tmp_path / 'run'}")
     assert said[-2].startswith("WARNING  equal rewards: ")
 
@@ -669,3 +688,325 @@ def test_a_run_that_a_callback_ended_stays_ended_though_it_was_killed_before_its
         assert summary["stopped"] == "iteration 1: seen enough" and len(log(tmp_path)) == 2
         assert made.callbacks[0].seen == 2
         (tmp_path / "summary.json").unlink()
+
+
+# ---------------------------------------------------------------- each function on files by hand
+def settings(path=None, **changes):
+    return RunSettings(output_dir=path, steps=4, **changes)
+
+
+def test_names_of_new_directories_are_counted(tmp_path):
+    made = [new_run_dir("run", tmp_path / "deep") for _ in range(3)]
+    assert [path.name for path in made] == ["run", "run-2", "run-3"]
+
+
+def test_what_is_in_the_way_of_a_run(tmp_path):
+    require_unused(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(FileExistsError, match="a link to nothing"):
+        require_unused(tmp_path / "link")
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        require_unused(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "name, begun", [("config.json", True), ("checkpoints", True), ("x", False)]
+)
+def test_a_directory_that_holds_a_run(tmp_path, name, begun):
+    (tmp_path / name).mkdir()
+    assert has_begun(tmp_path) == begun
+
+
+def test_the_settings_that_a_number_may_depend_on(tmp_path):
+    kept = settings_of(settings(tmp_path, keep=7, save_every=3, lr=0.5))
+    assert kept["lr"] == 0.5 and kept["steps"] == 4
+    assert not {"output_dir", "keep", "save_every", "resume"} & kept.keys()
+    assert kept == json.loads(json.dumps(kept))
+
+
+def test_settings_are_compared_with_those_of_the_file(tmp_path):
+    "What the file holds beside is no setting of the command; a run may grow."
+    check_same_run(settings(tmp_path), tmp_path)
+    then = settings_of(settings(tmp_path, lr=0.5)) | {"files": {}}
+    (tmp_path / "config.json").write_text(json.dumps(then | {"steps": 3}))
+    check_same_run(settings(tmp_path, lr=0.5, keep=9), tmp_path)
+    with pytest.raises(ValueError, match="lr was 0.5 and is 0.25"):
+        check_same_run(settings(tmp_path, lr=0.25), tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(then | {"steps": 5}))
+    with pytest.raises(ValueError, match="steps was 5 and is 4"):
+        check_same_run(settings(tmp_path, lr=0.5), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "resume, summary, is_finished",
+    [
+        (False, {"config": {"steps": 4}}, False),
+        (True, None, False),
+        (True, {"config": {"steps": 4}}, True),
+        (True, {"config": {"steps": 5}}, True),
+        (True, {"config": None}, True),
+        (True, {}, True),
+    ],
+)
+def test_a_finished_run_has_a_summary_of_as_many_steps(
+    tmp_path, capsys, resume, summary, is_finished
+):
+    if summary is not None:
+        (tmp_path / "summary.json").write_text(json.dumps(summary))
+    found = finished_run(settings(tmp_path, resume=resume))
+    assert found == (summary if is_finished else None)
+    said = f"The run in {tmp_path} is finished: nothing to do.\n"
+    assert capsys.readouterr().out == (said if is_finished else "")
+
+
+def test_a_finished_run_can_be_made_longer_from_its_checkpoint(tmp_path):
+    (tmp_path / "summary.json").write_text('{"config": {"steps": 3}}')
+    with pytest.raises(ValueError, match="kept no checkpoint"):
+        finished_run(settings(tmp_path, resume=True))
+    save_checkpoint(tmp_path / "checkpoints", {}, {})
+    assert finished_run(settings(tmp_path, resume=True)) is None
+    assert finished_run(settings(None)) is None
+
+
+def test_a_run_goes_on_in_a_directory_that_is_named(tmp_path):
+    found = [
+        list(saving_conflicts(settings(path, resume=resume)))
+        for path, resume in ((None, True), (tmp_path, True), (None, False))
+    ]
+    assert found == [[("output_dir", "the run to go on with, since resume is set")], [], []]
+
+
+@pytest.mark.parametrize("schedule, is_said", [("constant", False), ("linear", True)])
+def test_the_schedule_of_a_longer_run_is_said(capsys, schedule, is_said):
+    print_new_schedule(settings(lr_schedule=schedule), 3, 2)
+    said = "linear learning rate: the first 2 iterations had that of a run of 3, the rest have "
+    assert capsys.readouterr().out == (f"{said}that of a run of 4\n" if is_said else "")
+
+
+LINES = b'{"iteration": 0}\n{"iteration": 1}\n'
+
+
+def state_of(lines=2, done=2, digest=None, config=None):
+    digest = digest or hashlib.sha256(LINES).hexdigest()
+    return {
+        "iteration": done,
+        "log": {"lines": lines, "sha256": digest},
+        "identity": {"config": {} if config is None else config},
+    }
+
+
+def test_the_log_up_to_a_checkpoint(tmp_path):
+    "Lines behind it do not matter, and a run may have begun without one."
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(LINES + b'{"iteration": 2}\n{"ite')
+    assert checked_log(state_of(), path) == [{"iteration": 0}, {"iteration": 1}]
+    first = LINES[: len(LINES) // 2]
+    digest = hashlib.sha256(first).hexdigest()
+    assert checked_log(state_of(1, 1, digest), path) == [{"iteration": 0}]
+    path.write_bytes(LINES[len(LINES) // 2 :])
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert checked_log(state_of(1, 2, digest), path) == [{"iteration": 1}]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        state_of(lines=0),
+        state_of(lines=3),
+        state_of(lines=2.0),
+        state_of(lines=2, done=3),  # its last line is that of another iteration
+        state_of(done="2"),
+        state_of(config=[]),
+        state_of() | {"identity": None},
+        state_of() | {"log": None},
+        {},
+    ],
+)
+def test_counts_that_make_no_sense_are_those_of_no_run(tmp_path, state):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(LINES)
+    with pytest.raises(ValueError, match="is not that of a run"):
+        checked_log(state, path)
+
+
+@pytest.mark.parametrize("content", [None, b"", LINES[:-1], LINES.replace(b"0", b"7")])
+def test_a_log_of_other_lines_is_refused(tmp_path, content):
+    path = tmp_path / "metrics.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match="its first 2 lines are not those that were written"):
+        checked_log(state_of(), path)
+
+
+@pytest.mark.parametrize(
+    "done, kept",
+    [
+        (1, ['{"iteration": 0}']),
+        (2, ['{"iteration": 0}', '{"step": 1}']),
+        (3, ['{"iteration": 0}', '{"step": 1}', '{"iteration": 2, "step": 9}']),
+    ],
+)
+def test_a_log_is_cut_to_its_first_rows(tmp_path, done, kept):
+    "By iteration, or by step; a row without either goes, and so does a last line without its end."
+    path = tmp_path / "log.jsonl"
+    rows = [
+        '{"iteration": 0}',
+        '{"step": 1}',
+        '{"iteration": 2, "step": 9}',
+        '{"loss": 1.0}',
+        "[0]",
+    ]
+    path.write_text("\n".join([*rows, '{"iteration": 0}']))
+    truncate_log(path, done)
+    assert path.read_text() == "".join(f"{row}\n" for row in kept)
+    truncate_log(tmp_path / "none.jsonl", done)
+    assert [file.name for file in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_a_log_of_nothing_is_kept_under_the_next_name(tmp_path, capsys):
+    path = tmp_path / "log.jsonl"
+    for n in (1, 2):
+        path.write_text(f"{n}")
+        truncate_log(path, 0)
+        assert not path.exists() and (tmp_path / f"log.{n}.jsonl").read_text() == f"{n}"
+        assert capsys.readouterr().out == f"log.jsonl of the run before is kept as log.{n}.jsonl.\n"
+    truncate_log(path, 0)
+    assert capsys.readouterr().out == ""
+
+
+# ---------------------------------------------------------------- files that a run is given
+def test_the_files_of_a_user_are_fingerprinted(tmp_path, monkeypatch):
+    "By the name that was given; of a module that of its file, of a directory none."
+    monkeypatch.chdir(tmp_path)
+    for name in ("plug.py", "reward.py", "trainer.py", "world.py"):
+        (tmp_path / name).write_text(name)
+
+    class Given:
+        plugin = ("plug.py", "none.py")
+        reward = ("reward.py:score", f"{__name__}:right", "some/directory", "json:loads")
+        trainer = "trainer.py:Mine"
+        environment = "world.py:World"
+
+    def digest(path):
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+    assert input_digests(Given()) == {
+        "plug.py": digest("plug.py"),
+        "reward.py": digest("reward.py"),
+        __name__: digest(__file__),
+        "json": digest(json.__file__),
+        "trainer.py": digest("trainer.py"),
+        "world.py": digest("world.py"),
+    }
+    assert input_digests(object()) == {}
+
+
+def test_files_that_have_changed_are_named(capsys):
+    print_changed_files({"a": "1", "b": "1", "c": "1"}, {"a": "1", "b": "2", "d": "1"})
+    said = [f"{name} has changed since this run began." for name in ("b", "c")]
+    assert capsys.readouterr().out.splitlines() == said
+
+
+BEGINNING = {"stage": None, "step": 0}
+
+
+@pytest.mark.parametrize(
+    "history, progress, expected",
+    [
+        (None, None, [(BEGINNING, "new")]),
+        ([(BEGINNING, "new")], ("ppo", 3), [(BEGINNING, "new")]),
+        ([(BEGINNING, "old")], None, [(BEGINNING, "new")]),  # no step was made with the old one
+        (
+            [(BEGINNING, "old")],
+            ("ppo", 3),
+            [(BEGINNING, "old"), ({"stage": "ppo", "step": 3}, "new")],
+        ),
+        (
+            [(BEGINNING, "older"), ({"stage": "ppo", "step": 3}, "old")],
+            ("ppo", 3),
+            [(BEGINNING, "older"), ({"stage": "ppo", "step": 3}, "new")],
+        ),
+    ],
+)
+def test_the_history_of_the_files(tmp_path, history, progress, expected):
+    def entries(pairs):
+        return [{"from": start, "files": {"r.py": digest}} for start, digest in pairs]
+
+    manager = CheckpointManager(tmp_path, {}, steps=9)
+    if progress is not None:
+        manager.latest = RunState({}, StageProgress(*progress, total=9))
+    then = {} if history is None else {"file_history": entries(history)}
+    assert file_history(then, {"r.py": "new"}, manager) == entries(expected)
+
+
+def test_the_files_of_a_model_are_fingerprinted(tmp_path):
+    "What its numbers depend on, in order; of a name on the Hub nothing is known."
+    of_a_model = ["config.json", "merges.txt", "model.safetensors", "tokenizer.json", "vocab.txt"]
+    for name in (*of_a_model, "README.md", "notes.json", "optimizer.pt"):
+        (tmp_path / name).write_text("{}" if name.endswith("json") else name)
+    digests = directory_digests(str(tmp_path))
+    assert list(digests) == of_a_model
+    assert digests["vocab.txt"] == hashlib.sha256(b"vocab.txt").hexdigest()
+    assert directory_digests("owner/name") == {}
+
+
+def test_the_models_of_a_run_are_told_apart(tmp_path):
+    for name in ("model", "reward"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"of": "{name}"}}')
+        weights = {name: torch.zeros(1)}
+        safetensors.torch.save_file(weights, tmp_path / name / "model.safetensors")
+
+    class Given:
+        model = str(tmp_path / "model")
+        reward = (str(tmp_path / "reward"), "mine.py:score")
+
+    digests = model_digests(Given())
+    assert list(digests) == [
+        "SHA-256 of the model's config.json",
+        "SHA-256 of the model's model.safetensors",
+        f"SHA-256 of the reward {tmp_path}/reward/config.json",
+        f"SHA-256 of the reward {tmp_path}/reward/model.safetensors",
+    ]
+    assert len(set(digests.values())) == 4
+    assert model_digests(object()) == {}
+
+
+def test_the_worst_finding_and_how_many_there_are(tmp_path, capsys):
+    print_worst_finding(tmp_path, {})
+    (tmp_path / "metrics.jsonl").write_text('{"loss": 1.0, "step": 0}\n')
+    print_worst_finding(tmp_path, {})
+    rows = [{"iteration": i, "reward_std": 0.0, "stale_gradient": 1.0} for i in range(2)]
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    print_worst_finding(tmp_path, {})
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "" and said[1].startswith("ERROR  stale gradients: ")
+    assert said[2].startswith("Findings: 2. For all of them: instruct-goose doctor ")
+    assert len(said) == 3
+
+
+def test_what_is_checked_before_a_run(tmp_path, capsys, monkeypatch):
+    "Nothing is written; where the run would go on is said."
+    out = tmp_path / "run"
+    check_directory(settings(None), {})
+    check_directory(settings(out), {})
+    check_directory(settings(out, resume=True), {})
+    assert not out.exists() and capsys.readouterr().out == ""
+    manager = CheckpointManager(out, settings_of(settings(out)) | {"data": 1}, steps=4, every=1)
+    manager.stage("ppo").after_step(3, 4, lambda: {"x": 1})
+    check_directory(settings(out, resume=True), {"data": 1})
+    assert capsys.readouterr().out == (
+        "Going on from checkpoint-000001: 3 of 4 steps of the stage 'ppo' are done.\n"
+    )
+    with pytest.raises(ValueError, match="data was 1 and is 2"):
+        check_directory(settings(out, resume=True), {"data": 2})
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        check_directory(settings(out), {})
+    (tmp_path / "begun").mkdir()
+    begun = json.dumps(settings_of(settings(None)))
+    (tmp_path / "begun/config.json").write_text(begun)
+    check_directory(settings(tmp_path / "begun", resume=True), {})
+    assert capsys.readouterr().out == "Nothing is saved here yet: the run starts over.\n"

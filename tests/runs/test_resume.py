@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import jaxtyping
@@ -33,7 +34,15 @@ from instruct_goose.runs.checkpoints import (
     save_checkpoint,
 )
 from instruct_goose.runs.directory import open_run
-from instruct_goose.runs.resume import CheckpointManager, Terminated
+from instruct_goose.runs.resume import (
+    CheckpointManager,
+    Clock,
+    SignalWatch,
+    StoppedError,
+    Terminated,
+    is_run_record,
+    refuse_other_run,
+)
 from instruct_goose.supervised.fit import batches, fit
 
 
@@ -272,6 +281,22 @@ def test_each_signal_saves_and_a_second_one_does_not_break_off_the_saving(
     assert signal.getsignal(number) == before and "after 2 of 5 steps" in capsys.readouterr().err
 
 
+def test_the_first_signal_while_an_error_is_saved_does_not_break_off_the_saving(
+    tmp_path, monkeypatch
+):
+    write = os.fsync
+
+    def signalled(handle):
+        signal.raise_signal(signal.SIGTERM)
+        write(handle)
+
+    with pytest.raises(ZeroDivisionError), CheckpointManager(tmp_path, {}, steps=5) as manager:
+        step(manager, "ppo", 2, 5, x=torch.ones(1))
+        monkeypatch.setattr(os, "fsync", signalled)
+        raise ZeroDivisionError
+    assert len(checkpoints(manager.directory)) == 1
+
+
 def test_a_signal_that_somebody_swallows_is_raised_again_after_the_step(tmp_path):
     with (
         pytest.raises(Terminated, match="SIGTERM"),
@@ -479,6 +504,262 @@ def test_a_record_that_is_no_runs_is_named(tmp_path):
         path = save_checkpoint(manager.directory, tensors, odd)
         with pytest.raises(ValueError, match=f"{path} is not that of a run"):
             CheckpointManager(tmp_path, {"lr": 1.0}, steps=4).resume()
+
+
+# ---------------------------------------------------------------- when a step is saved
+@pytest.fixture
+def now(monkeypatch):
+    "A clock that a test sets: seconds on each of the three clocks of `time`."
+    seconds = [0.0]
+    for name in ("monotonic", "perf_counter", "process_time"):
+        monkeypatch.setattr(time, name, lambda: seconds[0])
+    return seconds
+
+
+def test_seconds_are_counted_to_a_hundredth_and_add_up(now, tmp_path):
+    now[0] = 10.0
+    clock = Clock()
+    manager = CheckpointManager(tmp_path, {}, steps=1)
+    now[0] = 12.3456
+    assert clock.read() == {"wall_seconds": 2.35, "cpu_seconds": 2.35}
+    manager.earlier_seconds = {"wall_seconds": 1.006, "other": 9.0}
+    assert manager.seconds() == {"wall_seconds": 3.36, "cpu_seconds": 2.35}
+
+
+@pytest.mark.parametrize(
+    "every, done, total, is_due",
+    [
+        (None, 12, 12, False),
+        (4, 3, 12, False),
+        (4, 4, 12, True),
+        (4, 11, 12, False),
+        (5, 10, 12, True),
+        (5, 12, 12, True),  # the last
+        # another stage, by its share: of 30 steps every tenth, of two each
+        (4, 4, 30, False),
+        (4, 10, 30, True),
+        (4, 1, 2, True),
+    ],
+)
+def test_every_so_many_steps_of_twelve(tmp_path, every, done, total, is_due):
+    assert CheckpointManager(tmp_path, {}, steps=12, every=every).is_due(done, total) == is_due
+
+
+@pytest.mark.parametrize(
+    "seconds, done, total, is_overdue",
+    [
+        (4.99, 20, 100, False),
+        (5.0, 20, 100, True),
+        (5.0, 21, 100, False),
+        (119.0, 21, 100, False),
+        (120.0, 21, 100, True),
+        (5.0, 7, 39, True),  # a twentieth of fewer than forty steps is one step
+        (5.0, 7, 40, False),
+        (5.0, 7, 19, True),
+    ],
+)
+def test_a_twentieth_of_the_steps_or_two_minutes(now, tmp_path, seconds, done, total, is_overdue):
+    manager = CheckpointManager(tmp_path, {}, steps=total)
+    now[0] = seconds
+    assert manager.is_overdue(done, total) == is_overdue
+
+
+@pytest.mark.parametrize("slow, interval", [(0.0, 5.0), (0.5, 5.0), (0.51, 5.1), (3.0, 30.0)])
+def test_saving_takes_a_tenth_of_the_time(now, tmp_path, monkeypatch, slow, interval):
+    def slowly(directory, tensors, record, keep):
+        now[0] += slow
+        assert keep == 7
+
+    monkeypatch.setattr("instruct_goose.runs.resume.save_checkpoint", slowly)
+    manager = CheckpointManager(tmp_path, {}, steps=9, keep=7)
+    now[0] = 100.0
+    manager.copy_state("ppo", 1, 9, {})
+    manager.save()
+    assert manager.save_interval == pytest.approx(interval)
+    assert manager.saved_at == 100.0 + slow
+
+
+def test_a_state_that_can_be_asked_for_is_not_copied_at_each_step(tmp_path):
+    "It is copied when the stage ends, early or not, and where nothing has been offered."
+    manager = CheckpointManager(tmp_path, {}, steps=4)
+    stage = manager.stage("sft")
+    asked = []
+
+    def state():
+        asked.append(1)
+        return {"x": torch.ones(1)}
+
+    stage.after_step(1, 4, state)
+    assert len(asked) == 1 and manager.latest.progress == ("sft", 1, 4)
+    stage.offer_state(2, 4, state)
+    stage.after_step(2, 4, state)
+    assert len(asked) == 1 and manager.latest.progress == ("sft", 1, 4)
+    manager.copy_offered_state()
+    assert len(asked) == 2 and manager.latest.progress == ("sft", 2, 4)
+    assert manager.offered is None
+    stage.offer_state(3, 4, state)
+    with stage.uninterrupted_step():
+        assert manager.offered is None  # it is no longer valid
+    stage.offer_state(4, 4, state)
+    stage.after_step(4, 4, state)
+    assert len(asked) == 3 and manager.latest.progress == ("sft", 4, 4)
+    assert not checkpoints(manager.directory)
+    stage.offer_state(2, 4, state)
+    stage.after_step(2, 4, state, is_last=True)
+    assert len(asked) == 4 and len(checkpoints(manager.directory)) == 1
+
+
+def test_what_is_on_disk_is_not_written_again(tmp_path):
+    manager = CheckpointManager(tmp_path, {}, steps=4)
+    manager.save()  # nothing is done
+    assert not manager.directory.exists()
+    manager.copy_state("ppo", 1, 4, {})
+    manager.save()
+    manager.save()
+    assert len(checkpoints(manager.directory)) == 1
+    manager.copy_state("ppo", 2, 4, {})
+    manager.leave()  # as in a forked child
+    manager.save()
+    assert len(checkpoints(manager.directory)) == 1
+
+
+@pytest.mark.parametrize("stage, resumed_from", [("ppo", 3), ("sft", "sft")])
+def test_a_run_says_where_it_was_resumed(tmp_path, stage, resumed_from):
+    "An iteration of the main stage, or the name of another one; and the seconds before."
+    assert CheckpointManager(tmp_path, {}, steps=4).resume() is None
+    manager = CheckpointManager(tmp_path, {}, steps=4)
+    manager.earlier_seconds = {"wall_seconds": 50.0}
+    manager.copy_state(stage, 3, 4, {"x": 1})
+    manager.save()
+    again = CheckpointManager(tmp_path, {}, steps=4)
+    assert again.resume() == manager.directory / "checkpoint-000001"
+    assert again.resumed_from == resumed_from
+    assert again.latest.progress == (stage, 3, 4) and again.on_disk is again.latest
+    assert again.earlier_seconds["wall_seconds"] >= 50.0
+    record = load_checkpoint(manager.directory / "checkpoint-000001")[1]
+    assert {"instruct_goose", "torch"} <= record["environment"].keys()
+
+
+# ---------------------------------------------------------------- how a run goes on
+class Worse(StoppedError):
+    flags = " --even-if-worse"
+
+
+@pytest.mark.parametrize(
+    "error, to_go_on, says",
+    [
+        (ValueError, None, "the same command with --output-dir {run} --resume\n"),
+        (Worse, None, "the same command with --output-dir {run} --resume --even-if-worse\n"),
+        (Worse, "by hand", "by hand\n"),
+    ],
+)
+def test_how_to_go_on_is_said(tmp_path, capsys, error, to_go_on, says):
+    with pytest.raises(error), CheckpointManager(tmp_path, {}, steps=4) as manager:
+        manager.to_go_on = to_go_on
+        manager.copy_state("sft", 2, 4, {})
+        raise error("it stops")
+    said = capsys.readouterr().err
+    assert "checkpoint-000001 holds the run after 2 of 4 steps of the stage 'sft'.\n" in said
+    assert said.endswith("To go on: " + says.format(run=tmp_path))
+
+
+def test_a_block_that_ends_well_saves_nothing_and_says_nothing(tmp_path, capsys):
+    with CheckpointManager(tmp_path, {}, steps=4) as manager:
+        manager.copy_state("sft", 2, 4, {})
+    assert not checkpoints(manager.directory) and capsys.readouterr().err == ""
+
+
+# ---------------------------------------------------------------- signals, without a run
+def test_signals_in_another_thread_are_left_alone():
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def work():
+        with SignalWatch() as watch:
+            seen.append(dict(watch.before))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [{}] and signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_is_raised_once_and_again_if_it_was_swallowed():
+    watch = SignalWatch()
+    watch.check()  # none has come
+    with pytest.raises(Terminated, match="stopped by SIGTERM"):
+        watch.receive(signal.SIGTERM, None)
+    watch.receive(signal.SIGINT, None)  # a later one is not
+    assert watch.received == signal.SIGTERM and watch.raised
+    with pytest.raises(Terminated):
+        watch.check()
+    watch.muted = True
+    watch.check()
+
+
+def test_a_signal_waits_for_the_end_of_a_block():
+    watch = SignalWatch()
+    with pytest.raises(KeyboardInterrupt) as e, watch.delayed():
+        watch.receive(signal.SIGINT, None)
+        assert not watch.raised and watch.waiting
+    assert not isinstance(e.value, Terminated) and not watch.waiting
+    with pytest.raises(ZeroDivisionError):
+        with SignalWatch().delayed():
+            raise ZeroDivisionError
+
+
+# ---------------------------------------------------------------- records of a run
+RECORD = {
+    "settings": {"steps": 4},
+    "progress": ["ppo", 2, 4],
+    "stages": {"ppo": {}, "sft": {}},
+    "seconds": {"wall_seconds": 0, "cpu_seconds": 1.5},
+}
+
+
+@pytest.mark.parametrize(
+    "change, is_run",
+    [
+        ({}, True),
+        ({"progress": ["ppo", 4, 4]}, True),
+        ({"progress": ["ppo", 0, 4]}, False),
+        ({"progress": ["ppo", 5, 4]}, False),
+        ({"progress": ["ppo", 2, 4.0]}, False),
+        ({"progress": ["ppo", True, 4]}, False),
+        ({"progress": ["other", 2, 4]}, False),
+        ({"settings": {}}, True),
+        ({"settings": {"steps": 4.0}}, False),
+        ({"settings": [4]}, False),
+        ({"stages": {"ppo": {}, "sft": 1}}, False),
+        ({"stages": {"ppo": {}, "s/t": {}}}, False),
+        ({"stages": {"ppo": {}}}, False),  # tensors of another stage
+        ({"seconds": {"wall_seconds": -0.1}}, False),
+        ({"seconds": {"wall_seconds": float("inf")}}, False),
+        ({"seconds": {}}, True),
+    ],
+)
+def test_the_parts_of_a_record_fit_each_other(change, is_run):
+    tensors = {"ppo/weight": torch.zeros(1), "sft/deep/weight": torch.zeros(1)}
+    assert is_run_record(tensors, RECORD | change) == is_run
+
+
+@pytest.mark.parametrize(
+    "then, now_given, says",
+    [
+        ({"lr": 1, "steps": 4}, {"lr": 1, "steps": 4}, None),
+        ({"lr": 1, "steps": 4}, {"lr": 1, "steps": 5}, None),
+        ({"lr": 1, "steps": 4}, {"lr": 1, "steps": 3}, "steps was 4 and is 3"),
+        ({"lr": 1, "steps": 4}, {"lr": 2, "steps": 4}, "lr was 1 and is 2"),
+        ({"lr": 1}, {"lr": 1, "steps": 0}, None),
+        ({"lr": 1, "steps": 1}, {"lr": 1}, "steps was 1 and is 0"),
+    ],
+)
+def test_a_run_grows_and_nothing_else_changes(then, now_given, says):
+    if says is None:
+        refuse_other_run(then, now_given)
+    else:
+        with pytest.raises(ValueError, match=says):
+            refuse_other_run(then, now_given)
 
 
 # ---------------------------------------------------------------- the quickstart, small

@@ -19,7 +19,16 @@ from instruct_goose.core.checks import check_values
 from instruct_goose.recipes.own_model import TrainConfig
 from instruct_goose.runs.directory import TrainingJob, open_run, train_policy
 from instruct_goose.runs.resume import RL_STAGE, CheckpointManager
-from instruct_goose.runs.trackers import TRACKERS, Tracker, by_word, need_tracker, some_texts
+from instruct_goose.runs.trackers import (
+    TRACKERS,
+    TensorBoard,
+    Tracker,
+    Trackio,
+    WandB,
+    by_word,
+    need_tracker,
+    some_texts,
+)
 from instruct_goose.training.callbacks import Callback
 
 RUN = """
@@ -206,9 +215,11 @@ class Counting(Tracker):
     "Counts the iterations that it was sent, and remembers the count."
 
     counts: ClassVar[list[int]] = []  # after each iteration, of all that were made
+    intervals: ClassVar[list[int]] = []  # between tables, of all that were made
 
     def __init__(self, run_dir, every=10):
         super().__init__(run_dir, every)
+        self.intervals.append(every)
         self.sent = 0
 
     def numbers(self, numbers, iteration):
@@ -228,7 +239,8 @@ class Counting(Tracker):
 def test_a_tracker_with_a_state_goes_on_with_it(tmp_path, monkeypatch, recwarn):
     monkeypatch.setitem(TRACKERS, "counting", Counting)
     monkeypatch.setattr(Counting, "counts", [])
-    job = TrainingJob(PROMPTS, reward, progress=False, track="counting")
+    monkeypatch.setattr(Counting, "intervals", [])
+    job = TrainingJob(PROMPTS, reward, progress=False, track="counting", track_every=3)
     for steps in (2, 5):  # two iterations, then a longer run goes on
         manager = CheckpointManager(tmp_path, {"steps": steps}, steps, every=1)
         manager.resume()
@@ -236,6 +248,7 @@ def test_a_tracker_with_a_state_goes_on_with_it(tmp_path, monkeypatch, recwarn):
             train_policy(trainer(steps=steps), job, tmp_path, manager.stage(RL_STAGE))
 
     assert Counting.counts == [1, 2, 3, 4, 5]
+    assert Counting.intervals == [3, 3]
     assert not [w for w in recwarn if "is left out" in str(w.message)]
 
 
@@ -286,3 +299,142 @@ def test_a_tracker_gets_what_is_measured_when_a_callback_has_ended_the_run(tmp_p
     history = t.train(PROMPTS, reward, progress=False)
     assert history[1]["final_kl_to_reference"] is not None
     assert tracker.sent == {line["iteration"]: by_word(line) for line in history}
+
+
+# ---------------------------------------------------------------- what is sent, and when
+class Told(Tracker):
+    "Notes each call, in order."
+
+    def __init__(self, run_dir, every=10):
+        super().__init__(run_dir, every)
+        self.calls = []
+
+    def open(self, iteration):
+        self.calls.append(("open", iteration))
+
+    def numbers(self, numbers, iteration):
+        self.calls.append(("numbers", iteration))
+
+    def table(self, rows, iteration):
+        self.calls.append(("table", iteration, len(rows)))
+
+    def shut(self):
+        self.calls.append(("shut",))
+
+
+@pytest.mark.parametrize("every, tables", [(2, [0, 2]), (0, [])])
+def test_a_tracker_is_opened_once_and_gets_a_table_at_times(tmp_path, every, tables):
+    tracker = Told(tmp_path / "new/run", every)
+    tracker.close()
+    assert tracker.calls == []
+    made = trainer(steps=3, callbacks=[tracker])
+    made.train(PROMPTS, reward, progress=False)
+    assert tracker.run_dir.is_dir() and tracker.is_open
+    assert tracker.settings["steps"] == 3 and tracker.settings["lr"] == made.config.lr
+    tracker.close()
+    tracker.close()
+    expected = [("open", 0)]
+    for iteration in range(3):
+        expected.append(("numbers", iteration))
+        if iteration in tables:
+            expected.append(("table", iteration, min(8, made.config.batch_size)))
+    assert tracker.calls == [*expected, ("shut",)]
+
+
+def test_the_settings_of_a_run_are_those_of_its_file(tmp_path):
+    (tmp_path / "config.json").write_text('{"mine": 1}', "utf-8")
+    tracker = Told(tmp_path)
+    trainer(steps=1, callbacks=[tracker]).train(PROMPTS, reward, progress=False)
+    assert tracker.settings == {"mine": 1}
+
+
+@pytest.mark.parametrize("n, shown", [(1, [0]), (8, list(range(8))), (9, [0, 2, 4, 6, 8])])
+def test_eight_texts_at_most(n, shown):
+    import torch
+
+    from instruct_goose.rollouts.rollout import Rollout
+
+    ids = torch.zeros(n, 2).long()
+    rollout = Rollout(ids, ids.bool(), ids, ids.bool(), scores=torch.arange(float(n)))
+    assert some_texts(rollout) == [("", "", float(i)) for i in shown]
+    rollout.prompts = [f"p{i}" for i in range(n)]
+    assert some_texts(rollout) == [(f"p{i}", "", float(i)) for i in shown]
+
+
+# ---------------------------------------------------------------- the calls of each package
+class Package:
+    "Stands for a tracker's package: notes each call by its name."
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def call(*args, **named):
+            self.calls.append((name, *args, named))
+            return self
+
+        return call
+
+
+ROWS = [("p", "p a", 1.0), ("q", "q b", 0.5)]
+
+
+def package_of(monkeypatch, expected):
+    package = Package()
+
+    def load(name):
+        assert name == expected
+        return package
+
+    monkeypatch.setattr("instruct_goose.runs.trackers.import_module", load)
+    return package
+
+
+def test_the_calls_of_tensorboard(monkeypatch, tmp_path):
+    package = package_of(monkeypatch, "torch.utils.tensorboard")
+    tracker = TensorBoard(tmp_path / "run")
+    tracker.settings = {"lr": 0.1}
+    tracker.open(3)
+    tracker.numbers({"a/b": 1.0, "c/d": 2.0}, 4)
+    tracker.table(ROWS, 5)
+    tracker.shut()
+    writer, settings, *numbers, flush, table, close = package.calls
+    assert writer == ("SummaryWriter", str(tmp_path / "run/tensorboard"), {"purge_step": 3})
+    assert settings[:2] == ("add_text", "settings") and settings[3:] == (3, {})
+    assert "| lr " in settings[2] and "0.1" in settings[2] and "setting" in settings[2]
+    assert numbers == [("add_scalar", "a/b", 1.0, 4, {}), ("add_scalar", "c/d", 2.0, 4, {})]
+    assert (flush, close) == (("flush", {}), ("close", {}))
+    assert table[:2] == ("add_text", "samples") and table[3:] == (5, {})
+    assert all(word in table[2] for word in ("prompt", "text", "score", "p a", "q b"))
+
+
+@pytest.mark.parametrize("kind, module", [(WandB, "wandb"), (Trackio, "trackio")])
+def test_the_calls_of_wandb_and_of_trackio(monkeypatch, tmp_path, kind, module):
+    package = package_of(monkeypatch, module)
+    tracker = kind(tmp_path)
+    tracker.settings = {"lr": 0.1}
+    tracker.open(3)
+    tracker.numbers({"a/b": 1.0}, 4)
+    tracker.table(ROWS, 5)
+    tracker.shut()
+    identity = (tmp_path / "tracker.id").read_text("utf-8")
+    named = {"project": "instruct_goose", "config": {"lr": 0.1}, "resume": "allow"}
+    if kind is WandB:
+        named |= {"name": tmp_path.name, "dir": str(tmp_path), "id": identity}
+    else:
+        named |= {"name": f"{tmp_path.name}-{identity}"}
+    init, numbers, table, samples, finish = package.calls
+    assert init == ("init", named)
+    assert numbers == ("log", {"a/b": 1.0}, {"step": 4})
+    assert table == ("Table", {"columns": ["prompt", "text", "score"], "data": [*map(list, ROWS)]})
+    assert samples == ("log", {"samples": package}, {"step": 5})
+    assert finish == ("finish", {})
+
+
+def test_a_run_keeps_its_identity(tmp_path):
+    "Eight digits; or what stands in the file."
+    made = WandB(tmp_path).identity()
+    assert len(made) == 8 and int(made, 16) >= 0
+    assert WandB(tmp_path).identity() == Trackio(tmp_path).identity() == made
+    (tmp_path / "tracker.id").write_text("mine\n", "utf-8")
+    assert WandB(tmp_path).identity() == "mine"
