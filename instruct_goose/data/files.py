@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['REASONS', 'COMPRESSED', 'FIRST_ESCAPED_BYTE', 'LAST_ESCAPED_BYTE', 'LocatedRow', 'ROWS_UNDER', 'LONGEST_FIELD',
-           'BadRow', 'arrow_library', 'open_text', 'encoding_of', 'read_lines', 'check_text', 'parse_json',
-           'read_jsonl', 'read_array', 'rows_under', 'is_json_lines', 'read_csv', 'delimiter_of', 'read_parquet',
-           'read_arrow', 'batch_rows', 'without_nulls']
+           'BadRow', 'naming_row', 'arrow_library', 'open_text', 'encoding_of', 'read_lines', 'check_text',
+           'parse_json', 'read_jsonl', 'read_array', 'rows_under', 'is_json_lines', 'read_csv', 'delimiter_of',
+           'read_parquet', 'read_arrow', 'batch_rows', 'without_nulls']
 
 # %% ../../nbs/reference/data/files.ipynb #ebd546fe
 import bz2
@@ -58,6 +58,20 @@ class BadRow(ValueError):
     ):
         super().__init__(f"{where}: {what}")
         self.reason = reason
+
+# %% ../../nbs/reference/data/files.ipynb #0c1fcafc
+@contextmanager
+def naming_row(where: str) -> Iterator[None]:
+    """Turn what cannot be rendered inside the block into a bad row.
+
+    Raises BadRow, with where the row stands, for ValueError.
+    """
+    try:
+        yield
+    except BadRow:
+        raise
+    except ValueError as e:
+        raise BadRow("template", where, str(e)) from e
 
 # %% ../../nbs/reference/data/files.ipynb #e108ff66
 COMPRESSED: dict[str, Callable[[str], Any]] = {  # suffix → how such a file is opened

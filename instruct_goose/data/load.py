@@ -7,7 +7,7 @@ __all__ = ['Source', 'Row', 'PROMPT_ROWS', 'ANSWER_ROWS', 'LABELLED_ROWS', 'PAIR
            'stream_prompts', 'load_prompts', 'stream_answers', 'load_answers', 'stream_pairs', 'load_pairs', 'RowKind',
            'ReadOptions', 'has_template', 'stream_rows', 'UnusedColumns', 'warn_of_unused', 'read_once', 'check_report',
            'load_tasks', 'formats_table', 'format_of', 'read_rows', 'load_saved', 'datasets_library', 'load_from_hub',
-           'check_length', 'count_tokens', 'check_source', 'check_path']
+           'check_length', 'check_source', 'check_path']
 
 # %% ../../nbs/reference/data/load.ipynb #c3a31bb4
 import hashlib
@@ -19,7 +19,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ from instruct_goose.data.files import (
     COMPRESSED,
     is_json_lines,
     LocatedRow,
+    naming_row,
     read_array,
     read_arrow,
     read_csv,
@@ -41,6 +42,7 @@ from instruct_goose.data.files import (
     without_nulls,
 )
 from .rows import read_answer, read_pair, read_prompt, ReadRow
+from ..models.rendering import Renderer, template_columns
 
 Source = str | os.PathLike[str] | Iterable  # a file, a datasets.Dataset, or rows
 
@@ -161,9 +163,14 @@ class ReadOptions:
         if isinstance(row, BadRow):
             raise row
         made = kind.make(row, where, dict(self.columns or {}), has_template(self.tokenizer))
-        if self.tokenizer is not None and self.max_length is not None:
-            check_length(made.parts, kind.sides, self.tokenizer, self.max_length, where)
+        if self.renderer is not None and self.max_length is not None:
+            check_length(made.parts, kind.sides, self.renderer, self.max_length, where)
         return made
+
+    @cached_property
+    def renderer(self) -> Renderer | None:
+        "What counts the tokens, as training reads them; None without a tokenizer."
+        return None if self.tokenizer is None else Renderer(self.tokenizer)
 
 
 def has_template(tokenizer: PreTrainedTokenizerBase | None) -> bool:
@@ -434,50 +441,34 @@ def load_from_hub(name: str) -> Source:  # a datasets.Dataset
 def check_length(
     row: Mapping[str, Any],
     sides: Iterable[str],  # the columns behind the prompt; none: the prompt alone
-    tokenizer: PreTrainedTokenizerBase,
+    renderer: Renderer,
     max_length: int,  # tokens
     where: str,
 ) -> None:
     """Check that a prompt, or a prompt with each answer, has at most max_length tokens.
 
-    Raises BadRow for one that has more.
+    They are counted as the trainers read them, with the row's tools, documents and template
+    arguments. Raises BadRow for one that has more, and for one that cannot be rendered.
     """
     prompt = row["prompt"]
-    wholes = {f"prompt and {side}": prompt + row[side] for side in sides} or {"the prompt": prompt}
-    for name, whole in wholes.items():
-        length = count_tokens(whole, tokenizer, not sides, where)
+    arguments = [template_columns(row)]
+    lengths = {}
+    with naming_row(where):
+        if not sides:
+            [ids] = renderer.prompts([prompt], arguments, lambda _: "the prompt")
+            lengths["the prompt"] = len(ids)
+        for side in sides:
+            name = f"prompt and {side}"
+            [rendered] = renderer.rows([prompt], [row[side]], arguments, lambda _, name=name: name)
+            lengths[name] = len(rendered.ids)
+    for name, length in lengths.items():
         if length > max_length:
             raise BadRow(
                 "length",
                 where,
-                f"{name} has {length} tokens, max_length is {max_length}: "
-                f"{shorten(whole)}. Shorten or drop it",
+                f"{name}: {length} tokens, and max_length is {max_length}: {shorten(prompt)}. "
+                "Shorten or drop it",
             )
-
-# %% ../../nbs/reference/data/load.ipynb #8d50b1e3
-def count_tokens(
-    whole: str | list[dict],  # a text, or turns
-    tokenizer: PreTrainedTokenizerBase,
-    ask: bool,  # the assistant is to speak next
-    where: str,
-) -> int:
-    """Count the tokens of a text or a conversation.
-
-    Raises ValueError for a conversation without a chat template, BadRow where the template
-    refuses it.
-    """
-    if isinstance(whole, str):
-        return len(tokenizer(whole, verbose=False)["input_ids"])
-    if not tokenizer.chat_template:
-        raise ValueError(f"{where} is a conversation, and the tokenizer has no chat template")
-    try:
-        encoding: Any = tokenizer.apply_chat_template(
-            whole, tokenize=True, return_dict=True, add_generation_prompt=ask
-        )
-    except Exception as e:  # a template is a program of its own, which may raise anything
-        what = f"the chat template refuses it: {type(e).__name__}: {e}"
-        raise BadRow("template", where, what) from e
-    return len(encoding["input_ids"])
 
 # %% ../../nbs/reference/data/load.ipynb #c5e1ad03
 def check_source(source: Source, repeat: bool = False) -> None:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Columns', 'SAMPLE', 'C', 'NOTHING', 'NAMES_OF_RUNS', 'DEEPEST_NESTING', 'INTEGER', 'DECIMAL', 'UPDATING', 'PASSING',
            'own_tokenizer', 'own_rows', 'source_name', 'named_columns', 'source_of', 'read_demos', 'read_preferences',
-           'check_fit', 'with_arguments', 'naming_row', 'read_prompts', 'unused_columns', 'load_reward', 'named_object',
+           'check_fit', 'with_arguments', 'read_prompts', 'unused_columns', 'load_reward', 'named_object',
            'load_module', 'PlugIns', 'load_plugins', 'try_reward', 'right_answer', 'load_environment',
            'try_environment', 'OwnRun', 'hints_for_run', 'name_in_run', 'settings_in', 'parse_settings', 'by_name',
            'as_setting', 'as_value', 'as_item', 'meanings_of', 'as_yaml', 'own_model', 'memory_parts', 'readable',
@@ -17,7 +17,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import chdir
 from dataclasses import asdict, dataclass, fields
 from inspect import isclass, isfunction
 from pathlib import Path
@@ -56,7 +56,7 @@ from instruct_goose.core.files import (
 )
 from ..core.user_files import imports_from, user_line, run_user_file
 from ..data.bad_rows import BadRows, RowPolicy, RowReport, usable_rows
-from ..data.files import BadRow, LocatedRow
+from ..data.files import BadRow, LocatedRow, naming_row
 from instruct_goose.data.load import (
     check_source,
     has_template,
@@ -263,20 +263,6 @@ def with_arguments(row: Any, arguments: Mapping[str, Any]) -> Any:
     if isinstance(own, str):
         own = json_object(own) or {}
     return {**row, "chat_template_kwargs": {**arguments, **own}}
-
-# %% ../../nbs/reference/recipes/inputs.ipynb #0c1fcafc
-@contextmanager
-def naming_row(where: str) -> Iterator[None]:
-    """Turn what cannot be rendered inside the block into a bad row.
-
-    Raises BadRow, with where the row stands, for ValueError.
-    """
-    try:
-        yield
-    except BadRow:
-        raise
-    except ValueError as e:
-        raise BadRow("template", where, str(e)) from e
 
 # %% ../../nbs/reference/recipes/inputs.ipynb #401d03c8
 def read_prompts(

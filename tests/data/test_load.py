@@ -8,10 +8,15 @@ from functools import partial
 
 import fuzz
 import pytest
+from templates import FAMILIES, tokenizer_of
 
 from instruct_goose.cli import main as cli
 from instruct_goose.data import files
+from instruct_goose.data.files import BadRow
 from instruct_goose.data.load import load_pairs, load_prompts, stream_pairs, stream_prompts
+from instruct_goose.rollouts.prompts import encode_rows
+from instruct_goose.rollouts.rollout import Tokens
+from instruct_goose.supervised.dpo import pair_rows
 
 PAIRS = [
     {"prompt": "the film is", "chosen": " good", "rejected": " dull"},
@@ -88,6 +93,60 @@ def test_options_are_checked_before_anything_is_read(refused):
     refused(lambda: stream_prompts(never(), repeat=True), "can be read once")
     refused(lambda: stream_prompts("nowhere.csv"), "no file", error=FileNotFoundError)
     refused(lambda: load_prompts(["a"], repeat=True), "repeat", error=TypeError)
+
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+PARTS = [{"type": "text", "text": "what "}, {"type": "text", "text": "is it"}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "the film was"},
+        {"messages": [{"role": "user", "content": "is it good"}]},
+        {"prompt": [{"role": "user", "content": "is it good"}], "tools": TOOLS},
+        {"prompt": "is it 4", "chat_template_kwargs": {"enable_thinking": False}},
+        {"prompt": [{"role": "user", "content": PARTS}]},
+    ],
+    ids=["question", "messages", "tools", "template argument", "parts of text"],
+)
+def test_the_limit_counts_the_ids_that_the_trainer_reads(row, refused):
+    tokenizer = tokenizer_of(FAMILIES["Qwen3"])
+    prompts = load_prompts([row], tokenizer=tokenizer)
+    tokens = Tokens(tokenizer, eos_ids=[tokenizer.eos_token_id], pad_id=tokenizer.pad_token_id)
+    [ids] = encode_rows(prompts, tokens)
+    kept = load_prompts([row], tokenizer=tokenizer, max_length=len(ids))
+    assert kept == prompts
+    refused(
+        lambda: load_prompts([row], tokenizer=tokenizer, max_length=len(ids) - 1),
+        f"the prompt: {len(ids)} tokens, and max_length is {len(ids) - 1}",
+        error=BadRow,
+    )
+
+
+def test_the_limit_counts_both_answers_of_a_pair_with_their_ends(refused):
+    tokenizer = tokenizer_of(FAMILIES["ChatML"])
+    pair = {"prompt": "is it", "chosen": "the film was good", "rejected": "good"}
+    [(chosen, _)] = pair_rows(load_pairs([pair], tokenizer=tokenizer), tokenizer)
+    length = len(chosen[0]) + len(chosen[1])
+    assert load_pairs([pair], tokenizer=tokenizer, max_length=length)
+    swapped = pair | {"chosen": pair["rejected"], "rejected": pair["chosen"]}
+    for row, name in ((pair, "chosen"), (swapped, "rejected")):
+        refused(
+            lambda row=row: load_pairs([row], tokenizer=tokenizer, max_length=length - 1),
+            f"prompt and {name}: {length} tokens",
+            error=BadRow,
+        )
+
+
+def test_what_the_template_refuses_is_a_bad_row(refused):
+    tokenizer = tokenizer_of(FAMILIES["ChatML"])
+    image = [{"role": "user", "content": [{"type": "image", "url": "x.png"}]}]
+    refused(
+        lambda: load_prompts([{"prompt": image}], tokenizer=tokenizer, max_length=99),
+        "row 0",
+        error=BadRow,
+    )
 
 
 def test_skipped_rows_are_counted_and_reported(at, refused):

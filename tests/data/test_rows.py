@@ -8,7 +8,7 @@ import pytest
 
 from instruct_goose.data.files import REASONS, BadRow
 from instruct_goose.data.load import load_pairs, load_prompts
-from instruct_goose.data.rows import read_answer
+from instruct_goose.data.rows import read_answer, read_prompt
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +169,35 @@ def test_a_demonstration_that_is_not_to_be_learnt_is_refused(mark):
         read_answer({"messages": [user("q"), other]}, "row 1", {}, True)
     kept = {"messages": [user("q"), other, user("q"), said("yes") | {"weight": 1, "train": True}]}
     assert read_answer(kept, "row 1", {}, True).parts["completion"][0]["content"] == "yes"
+
+
+ROOT = {"message_id": "1", "parent_id": None, "text": "why is it blue?", "role": "prompter"}
+REPLY = {"message_id": "2", "parent_id": "1", "text": "it scatters", "role": "assistant"}
+AGAIN = {"message_id": "3", "parent_id": "2", "text": "and red?", "role": "prompter"}
+
+
+@pytest.mark.parametrize("row", [ROOT, REPLY, AGAIN, {"text": "a", "role": "system"}])
+@pytest.mark.parametrize("labels", [False, True])
+def test_one_turn_of_a_tree_is_no_answer(row, labels):
+    with pytest.raises(BadRow, match=f"one turn of a conversation, of the role {row['role']}"):
+        read_answer(row | {"label": True}, "row 0", {}, False, labels)
+
+
+def test_of_a_tree_only_the_first_turns_are_prompts():
+    assert read_prompt(ROOT, "row 0", {}, False).parts["prompt"] == "why is it blue?"
+    assert read_prompt({"text": "a", "role": "user"}, "row 0", {}, False).parts["prompt"] == "a"
+    for row in (REPLY, AGAIN, {"text": "a", "role": "assistant"}):
+        with pytest.raises(BadRow, match="one turn of a conversation"):
+            read_prompt(row, "row 0", {}, False)
+
+
+@pytest.mark.parametrize("role", ["doctor", None, ["user"], 3])
+def test_a_role_of_another_meaning_is_a_column(role):
+    row = {"text": "it hurts", "role": role}
+    assert read_prompt(row, "row 0", {}, False).parts["prompt"] == "it hurts"
+    assert read_answer(row, "row 0", {}, False).parts["completion"] == "it hurts"
+
+
+def test_a_named_column_is_taken_whatever_its_role_is():
+    read = read_prompt(REPLY, "row 0", {"prompt": "text"}, False)
+    assert read.parts["prompt"] == "it scatters"
