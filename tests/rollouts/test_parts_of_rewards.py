@@ -137,6 +137,8 @@ def test_a_coroutine_is_run_to_its_end():
         return [float(len(text)) for text in texts]
 
     assert call_reward(judge, {"texts": ["a", "bb"]}) == [1.0, 2.0]
+    loops = [thread for thread in threading.enumerate() if thread.name == "async rewards"]
+    assert loops and all(thread.daemon for thread in loops)  # the process may end without them
 
 
 def test_a_conversation_is_not_searched_for_words():
@@ -260,11 +262,11 @@ def test_without_a_tokenizer_there_are_ids_alone():
     assert reward_kwargs(bare, TOKENIZER)["prompts"] == ["", ""]
 
 
-def scored(reward_fn, **settings):
+def scored(reward_fn, kind="text", **settings):
     log = RewardLog()
     config = RLHFConfig(batch_size=2, **settings)
     tokens = Tokens(TOKENIZER, [TOKENIZER.eos_token_id], TOKENIZER.pad_token_id)
-    made = score_rollout(two_rows(), reward_fn, config, tokens, TrainerState(), log)
+    made = score_rollout(two_rows(), reward_fn, config, tokens, TrainerState(), log, kind)
     return made, log
 
 
@@ -282,6 +284,14 @@ def test_a_rollouts_scores_stand_at_its_rows_and_its_tokens():
     assert log.rows == 2 and log.metrics == {"n": [2.0]} and len(log.extra["ids"]) == 2
     one, _ = scored(lambda texts: [1.0, 2.0])
     assert one["score_parts"] is None and one["token_scores"] is None
+
+
+def test_an_error_names_the_iteration_the_kind_of_text_and_the_prompt():
+    says = "^iteration 0: the score of held-out text 1 of 2, 'w1 w2 w3', for the prompt 'w1 w2' is"
+    with pytest.raises(RewardError, match=says):
+        scored(lambda texts: [1.0, math.nan], "held-out text")
+    weighted = scored([lambda texts: [1.0, 2.0]], reward_weights=(3.0,))[0]
+    assert weighted["scores"].tolist() == [3, 6]
 
 
 def test_scores_of_tokens_are_not_compared_over_whole_responses():
@@ -448,9 +458,11 @@ def test_there_is_a_function_and_a_weight_for_each(n, weights):
 
 
 def test_a_text_to_which_no_function_applies_is_named():
-    outputs = {"a": output([1.0, math.nan]), "b": output([math.nan, math.nan])}
-    with pytest.raises(RewardError, match="the score of text 1 of 2, 'b' is None"):
+    outputs = {"a": output([math.nan, 1.0]), "b": output([math.nan, math.nan])}
+    with pytest.raises(RewardError, match="the score of text 0 of 2, 'a' is None"):
         weighted_sum(outputs, None, TWO)
+    outputs["a"] = output([2.0, 1.0])  # a function may apply to none
+    assert weighted_sum(outputs, None, TWO).scores.tolist() == [2, 1]
 
 
 def test_one_function_has_no_parts_and_no_weight():
@@ -471,6 +483,13 @@ def test_parts_of_scores_stand_at_the_tokens_of_their_rows():
     mask = torch.tensor([[True, False, True], [True, True, False], [True, False, False]])
     table = scatter_token_scores([[1.0, 2.0], [], [3.0]], mask)
     assert table.tolist() == [[1, 0, 2], [0, 0, 0], [3, 0, 0]]
+
+
+def test_numbers_of_other_rows_or_tokens_are_an_error():
+    with pytest.raises(ValueError, match="shorter"):
+        scatter_token_scores([[1.0]], torch.tensor([[True], [True]]))
+    with pytest.raises(ValueError, match="shorter"):
+        check_scores([[1.0, 2.0], [3.0]], TWO, [[7, 8], [9]], [[1], [1]])
 
 
 # --- logs
