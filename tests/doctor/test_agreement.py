@@ -161,6 +161,16 @@ HALF = {"rounding": 2.0**-7}
             {"tensors_without_gradient": [0.25] * 3, "clipped_grad_norm": 1e-8},
             None,
         ),
+        (parts_without_gradient, {"tensors_without_gradient": [0.25] * 3}, None),
+        (
+            parts_without_gradient,
+            {
+                "iteration": [1, 2, 3],
+                "tensors_without_gradient": [1.0, 0.25, 0.25],
+                "clipped_grad_norm": 1.0,
+            },
+            "25% of the policy's tensors have no gradient (median of 2 iterations)",
+        ),
         (
             parts_without_gradient,
             {"tensors_without_gradient": [0.25] * 4, "clipped_grad_norm": [1.0, 1.0, 0.0, 0.0]},
@@ -286,6 +296,16 @@ HALF = {"rounding": 2.0**-7}
         ),
         (equal_parts, {"reward_mean/a": [0.1, 0.2], "reward_mean/b": [0.1, 0.2]}, None),
         (equal_parts, {"reward_mean/a": [0.1] * 3, "reward_mean/b": [0.1] * 3}, None),
+        (equal_parts, {"reward_mean/a": [0.1, 0.2] * 2, "reward_mean/b": [0.1, 0.2] * 2}, None),
+        (
+            equal_parts,
+            {
+                "reward_mean/a": [0.1, 0.2, 0.3],
+                "reward_mean/b": [0.1, 0.2, 0.4],
+                "reward_mean/c": [0.1, 0.2, 0.4],
+            },
+            "reward_mean/b and reward_mean/c are equal",
+        ),
         (
             equal_parts,
             {"reward_mean/a": [0.1, 0.2, 0.3], "reward_mean/b": [0.1, 0.2, 0.4]},
@@ -375,6 +395,14 @@ def test_epochs_times_minibatches_updates(settings, updates, tokens, seen):
     assert updates_missing(Run(rows, settings)) == seen
 
 
+@pytest.mark.parametrize("unknown", ["updates", "tokens", "response_length"])
+def test_updates_are_counted_where_all_is_logged(unknown):
+    row = {"updates": 5, "tokens": 40, "response_length": 4.0}
+    rows = [{name: row[name] for name in row if name != unknown}, row]
+    found = updates_missing(Run(rows, settings_of(epochs=2, minibatches=3)))
+    assert found == "iteration 1 has 5 updates, not 6"
+
+
 @pytest.mark.parametrize(
     "best, kl, seen",
     [
@@ -399,6 +427,35 @@ def test_the_best_one_within_the_limit_of_the_kl(best, kl, seen):
     else:
         assert seen in found
     assert other_best_iteration(Run(rows, settings_of() | {"best_iteration": best})) is None
+
+
+@pytest.mark.parametrize(
+    "columns, settings, best, seen",
+    [
+        # no KL is logged, or none is limited
+        (
+            {"held_out_reward": [0.25, 0.75]},
+            {"max_kl_to_reference": 0.5},
+            1,
+            "iteration 2 has 0.75",
+        ),
+        ({"held_out_reward": [0.25, 0.75], "held_out_kl": 9.0}, {}, 1, "iteration 2 has 0.75"),
+        ({"held_out_reward": [0.25, 0.75]}, {"keep_best": False}, 1, None),
+        # iterations are counted when they are done; two may be equally good
+        ({"iteration": [4, 9], "held_out_reward": [0.25, 0.75]}, {}, 5, "iteration 10 has 0.75"),
+        ({"held_out_reward": [0.75, 0.75]}, {}, 2, None),
+        ({"held_out_reward": [None, 0.25, 0.75]}, {}, 2, "iteration 3 has 0.75"),
+        ({"held_out_reward": [0.25, 0.75]}, {}, None, None),
+        ({"entropy": [0.25, 0.75]}, {}, 1, None),
+    ],
+)
+def test_which_iterations_can_be_the_best_one(columns, settings, best, seen):
+    settings = settings_of(**{"keep_best": True, "eval_every": 1} | settings)
+    found = other_best_iteration(Run(rows_of(**columns), settings | {"best_iteration": best}))
+    if seen is None:
+        assert found is None
+    else:
+        assert seen in found
 
 
 def state_evidence(rule, responses, rounding=2.0**-23):
@@ -470,6 +527,42 @@ def test_the_worst_pair_is_named():
     assert "6 of 12 pairs" in found and "most 1 from 5" in found
 
 
+def test_responses_without_the_column_are_left_out():
+    unknown = {"prompt": "p", "tokens": ["a", "b"]}
+    responses = [ALIKE, unknown, ALIKE | {"values": [1.0, 9.0]}]
+    assert "2 of 4 pairs" in state_evidence(values_of_one_state, responses)
+
+
+@pytest.mark.parametrize(
+    "absolute, rounding, is_found",
+    [(2e-4, 0.0, False), (2.1e-4, 0.0, True), (0.05, 2.0**-7, False), (0.056, 2.0**-7, True)],
+)
+def test_small_numbers_of_one_state_differ_by_rounding(absolute, rounding, is_found):
+    "A relative limit says nothing of 0."
+    responses = [ALIKE | {"values": [0.0, 0.0]}, ALIKE | {"values": [absolute, absolute]}]
+    found = state_evidence(values_of_one_state, responses, rounding)
+    assert (found is not None) == is_found
+
+
+@pytest.mark.parametrize(
+    "other, seen",
+    [
+        # the first token was written by others in both, the second was not
+        ({"values": [9.0, 2.0]}, None),
+        ({"values": [1.0, 9.0]}, "2 of 2 pairs"),
+        ({"values": [1.0, 9.0], "tokens": ["x", "b"]}, None),
+        ({"values": [1.0, 9.0], "from_environment": [False, False]}, None),
+    ],
+)
+def test_tokens_of_the_environment_are_a_part_of_the_state(other, seen):
+    first = ALIKE | {"from_environment": [True, False]}
+    found = state_evidence(values_of_one_state, [first, first | other])
+    if seen is None:
+        assert found is None
+    else:
+        assert seen in found
+
+
 @pytest.mark.parametrize(
     "changes, seen",
     [
@@ -526,10 +619,64 @@ def test_a_column_of_another_row(prompts, other, is_found):
         )
 
 
+def test_prompts_that_were_asked_once_do_not_count():
+    "Three prompts come with two answers, four come in one iteration."
+    tokens = {}
+    for iteration in (0, 1):
+        tokens[iteration] = [
+            {"prompt": f"p{k}", "tokens": ["a"], "columns": {"answer": iteration}} for k in range(3)
+        ]
+    tokens[0] += [{"prompt": f"q{k}", "tokens": ["a"], "columns": {"answer": 0}} for k in range(4)]
+    tokens[1] += [
+        {"prompt": "p0", "tokens": ["a"], "columns": None},
+        {"prompt": "p1", "tokens": []},
+    ]
+    found = columns_of_other_rows(Run([{"entropy": 1.0}], None, tokens))
+    assert found.endswith("is 0 in iteration 0 and 1 in iteration 1; so it is for 3 prompts")
+
+
+@pytest.mark.parametrize(
+    "settings, response, shaped",
+    [
+        ({}, {}, 0.9),
+        ({"reward_clip": 0.3}, {}, 0.3),
+        ({"reward_clip": 0.3}, {"raw_score": -0.9}, -0.3),
+        ({"reward_clip": 1.0}, {}, 0.9),
+        ({"missing_eos_penalty": 0.5}, {}, 0.9),
+        ({"missing_eos_penalty": 0.5}, {"ended": False}, 0.4),
+        ({"reward_clip": 0.3, "missing_eos_penalty": 0.5}, {"ended": False}, -0.2),
+        # (L − B − n)/B of a limit of 8 and a buffer of 4
+        ({"overlong_buffer": 4}, {"tokens": ["a"] * 3}, 0.9),
+        ({"overlong_buffer": 4}, {"tokens": ["a"] * 4}, 0.9),
+        ({"overlong_buffer": 4}, {"tokens": ["a"] * 6}, 0.4),
+        ({"overlong_buffer": 4}, {"tokens": ["a"] * 8}, -0.1),
+        ({}, {"raw_score": None}, None),
+        ({}, {"ended": None}, None),
+    ],
+)
+def test_the_shape_of_a_score_by_hand(settings, response, shaped):
+    "A response of one token that ended by itself and has 0.9; None is not recorded."
+    record = {"raw_score": 0.9, "ended": True, "tokens": ["a"]} | response
+    record = {name: value for name, value in record.items() if value is not None}
+    config = RLHFConfig(max_new_tokens=8, **settings)
+    assert shaped_by_hand(record, config) == pytest.approx(shaped)
+
+
+def test_a_response_that_did_not_end_is_said_to_be_so():
+    response = {"prompt": "p", "tokens": ["a"], "raw_score": 0.5, "score": 0.5, "ended": False}
+    run_ = Run([{"entropy": 1.0}], settings_of(missing_eos_penalty=0.25), {0: [response] * 2})
+    assert "0.5, the response did not end, and by the settings its score is 0.25" in (
+        score_shaping_off(run_)
+    )
+
+
 @pytest.mark.parametrize(
     "scores, seen",
     [
         ([0.3015, 0.3015], None),
+        ([0.3017, 0.3017], "2 of 2 recorded scores differ"),
+        ([None, 0.4], None),
+        ([None, 0.4, 0.4], "2 of 2 recorded scores differ"),
         (
             [0.304, 0.304],
             "2 of 2 recorded scores differ, such as 0.304 of the response 'a' to 'p' in iteration "
@@ -581,6 +728,22 @@ def test_a_response_ends_with_its_end_token(ended, end, number, seen):
     assert ends_miscounted(Run([{"entropy": 1.0}], settings_of(), {0: responses})) == seen
 
 
+@pytest.mark.parametrize(
+    "changes, settings",
+    [
+        ({"ended": "unknown"}, {}),
+        ({"end": "unknown"}, {}),
+        ({"from_environment": [False, False]}, {}),
+        ({}, {"stop_strings": ("b",)}),
+    ],
+)
+def test_ends_that_are_not_compared(changes, settings):
+    response = {"prompt": "p", "tokens": ["a", "b"], "ended": True, "end": None} | changes
+    response = {name: value for name, value in response.items() if value != "unknown"}
+    run_ = Run([{"entropy": 1.0}], settings_of(**settings), {0: [response] * 2})
+    assert ends_miscounted(run_) is None
+
+
 def test_the_prompt_of_the_data_is_quoted():
     same = {"prompt": "p", "tokens": ["a"], "prompt_difference": None}
     other = same | {"prompt_difference": "token 0 is 'x'", "columns": {"prompt": "P"}}
@@ -589,6 +752,18 @@ def test_the_prompt_of_the_data_is_quoted():
     found = prompt_tokens_off(Run(metrics, None, {0: [same], 2: [other, other, {"prompt": "q"}]}))
     assert found == (
         "in 2 of 3 recorded responses, such as one to 'P' in iteration 2: token 0 is 'x'"
+    )
+    bare = {"prompt": "p", "tokens": ["a"], "prompt_difference": "token 0 is 'x'"}
+    assert "such as one to 'p' in iteration 0" in prompt_tokens_off(Run(metrics, None, {0: [bare]}))
+
+
+def test_a_held_out_prompt_is_quoted():
+    tokens = {0: [{"prompt": "p"}, {"prompt": "q", "is_held_out": False}]}
+    tokens[1] = [{"prompt": "r", "is_held_out": True}, {"prompt": "s", "is_held_out": True}]
+    found = held_out_prompts_trained(Run(rows_of(prompts_held_out=[0.0, 0.5]), None, tokens))
+    assert found == (
+        "in 1 of 2 iterations prompts are held out as well, such as 'r'; most in iteration 1, 50% "
+        "of its prompts"
     )
 
 
@@ -644,6 +819,60 @@ def test_the_clip_holds_the_tokens_beyond_its_bounds(ratios, gradients, settings
 
 
 @pytest.mark.parametrize(
+    "level, ratio, is_found",
+    [
+        # the bound is 1.25; near is 1 % of the whole ratio
+        ("product", 1.23, True),
+        ("product", 1.243, False),
+        ("sequence", 1.23, True),
+        ("sequence", 1.243, False),
+    ],
+)
+def test_a_whole_ratio_near_a_bound(level, ratio, is_found):
+    "A product of two ratios, or a mean of two log-ratios; the recorded gradients are 0."
+    token_ratio = math.sqrt(ratio) if level == "product" else ratio
+    run_ = pulled_run([token_ratio] * 2, [0.0, 0.0], ratio_level=level)
+    assert (clip_bounds_off(run_) is not None) == is_found
+
+
+@pytest.mark.parametrize(
+    "log_ratio, advantage, gradient, is_found",
+    [
+        (14.9, 1.0, 0.0, True),
+        (15.1, 1.0, 0.0, False),  # a ratio beyond e¹⁵
+        (-15.1, 1.0, 0.0, False),
+        # a gradient of up to 10⁻¹² is 0
+        (0.0, 1.0, 1e-12, True),
+        (0.0, 1.0, -1e-12, True),
+        (0.0, 1.0, 1e-11, False),
+        (0.0, 0.0, 0.5, False),  # nothing is said of an advantage of 0
+    ],
+)
+def test_what_counts_as_held(log_ratio, advantage, gradient, is_found):
+    settings = {"surrogate": "ratio"}
+    run_ = pulled_run([math.exp(log_ratio)] * 2, [gradient] * 2, **settings)
+    run_.tokens[0][0]["advantages"] = [advantage] * 2
+    assert (clip_bounds_off(run_) is not None) == is_found
+
+
+def test_the_first_token_that_is_held_wrongly_is_named():
+    "Of three tokens the second and the third have no gradient; the third is -2."
+    response = PULLED | {
+        "tokens": ["a", "b", "c"],
+        "log_ratio": [0.0, 0.0, 0.0],
+        "log_ratio_to_reference": [0.0] * 3,
+        "advantages": [1.0, -2.0, 3.0],
+        "negative_gradient": [1 / 3, 0.0, 0.0],
+    }
+    settings = settings_of(kl_placement="reward", aggregation="token_mean")
+    found = clip_bounds_off(Run([{"entropy": 1.0, "beta": 0.5}], settings, {0: [response]}))
+    assert found.startswith(
+        "2 recorded tokens, such as one of ratio 1 and advantage -2, which has no gradient and "
+        "should have one: token 1, 'b'"
+    )
+
+
+@pytest.mark.parametrize(
     "factor, tokens, rounding, is_found",
     [
         (1.0016, 24, 1e-6, True),
@@ -673,12 +902,47 @@ def test_gradients_that_have_lost_digits(factor, tokens, rounding, is_found):
 
 
 @pytest.mark.parametrize(
+    "log_ratio, weight, placement, is_found",
+    [
+        # ratios within e^±0.5, and gradients above 5 % of what the advantage is worth
+        (0.49, 1.0, "reward", True),
+        (-0.49, 1.0, "reward", True),
+        (0.51, 1.0, "reward", False),
+        (-0.51, 1.0, "reward", False),
+        (0.0, 0.06, "reward", True),
+        (0.0, 0.04, "reward", False),
+        (0.0, 1.0, "loss", False),
+    ],
+)
+def test_gradients_of_which_the_digits_are_compared(log_ratio, weight, placement, is_found):
+    "24 tokens, each of 0.2 % more than weight · ratio / 24."
+    response = {
+        "prompt": "p",
+        "tokens": ["a"] * 24,
+        "log_ratio": [log_ratio] * 24,
+        "log_ratio_to_reference": [0.0] * 24,
+        "advantages": [1.0] * 24,
+        "weights": [weight] * 24,
+        "negative_gradient": [1.002 * weight * math.exp(log_ratio) / 24] * 24,
+    }
+    settings = settings_of(kl_placement=placement, surrogate="ratio", aggregation="token_mean")
+    rows = rows_of(entropy=[1.0], rounding=1e-6, beta=0.0)
+    found = token_gradient_rounded(Run(rows, settings, {0: [response]}))
+    assert (found is not None) == is_found
+
+
+@pytest.mark.parametrize(
     "returns, is_found",
     [
         # values 1 and 2, γ = λ = ½: Â is 1.25 and 1, see the rewards of 1 and 3
         ([2.25, 3.0], False),
         ([2.27, 3.02], False),
         ([2.35, 3.1], True),
+        # twice 0.001·(1 + 3 + 2·2) + 10⁻⁵, and 1 % of Â: 0.0285 and 0.0260
+        ([2.278, 3.0255], False),
+        ([2.222, 2.9745], False),
+        ([2.279, 3.0265], True),
+        ([2.221, 2.9735], True),
     ],
 )
 def test_returns_less_values_are_gae(returns, is_found):
@@ -693,7 +957,57 @@ def test_returns_less_values_are_gae(returns, is_found):
     found = returns_off(Run([{"entropy": 1.0}], settings, {0: [response]}))
     assert (found is not None) == is_found
     if is_found:
-        assert found.startswith("returns less values: 2 of 2 recorded numbers differ, most 1.35 ")
+        assert found.startswith("returns less values: 2 of 2 recorded numbers differ")
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        other_beta,
+        updates_missing,
+        gradient_not_clipped,
+        other_best_iteration,
+        score_shaping_off,
+        ends_miscounted,
+        clip_bounds_off,
+        token_gradient_rounded,
+        returns_off,
+    ],
+)
+def test_without_settings_nothing_is_expected(rule):
+    columns = {
+        "beta": [0.1, 0.2],
+        "kl_to_reference": 1.0,
+        "updates": 99,
+        "tokens": 40,
+        "response_length": 4.0,
+        "clipped_grad_norm": 9.0,
+        "held_out_reward": [0.25, 0.75],
+        "rounding": 1e-7,
+    }
+    response = {
+        "prompt": "p",
+        "tokens": ["a"] * 24,
+        "raw_score": 0.5,
+        "score": 0.9,
+        "ended": True,
+        "end": None,
+        "rewards": [1.0] * 24,
+        "values": [0.0] * 24,
+        "returns": [99.0] * 24,
+        "log_ratio": [0.0] * 24,
+        "log_ratio_to_reference": [0.0] * 24,
+        "advantages": [1.0] * 24,
+    }
+    gradient = 1.002 / 48 if rule is token_gradient_rounded else 0.0
+    responses = [response | {"negative_gradient": [gradient] * 24}] * 2
+    tokens = {0: responses, 1: responses}
+    settings = settings_of(
+        kl_placement="reward", keep_best=True, eval_every=1, aggregation="token_mean"
+    )
+    best = {"best_iteration": 1}
+    assert rule(Run(rows_of(**columns), settings | best, tokens)) is not None
+    assert rule(Run(rows_of(**columns), best, tokens)) is None
 
 
 # ---------------------------------------------------------------- a trained run, one column changed

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from instruct_goose.config import RLHFConfig
 from instruct_goose.doctor.diagnosis import LADDER, OF_THE_BUILT_IN_LOSS, RULES, diagnose, report
-from instruct_goose.doctor.rules import KEYS
+from instruct_goose.doctor.rules import KEYS, Run
 from instruct_goose.tasks.gallery import to_metrics
 
 root = Path(__file__).parents[2]
@@ -381,6 +381,68 @@ def test_what_cannot_be_wrong_by_the_settings_is_not_listed():
     for absent in ("values stand still", "value loss off", "start KL", "KL sign", "drift"):
         assert absent in report([], few) and absent not in unread
     assert "noisy forward" in unread and "equal rewards" in unread
+
+
+OF_VALUES = {
+    "values stand still",
+    "value loss off",
+    "returns are values",
+    "reward scale",
+    "other discount",
+    "value gradient off",
+    "harmful values",
+    "values of one state",
+    "returns off",
+}
+OF_A_CHARGED_KL = {"negative KL", "KL sign", "small rewards", "KL penalty off", "other beta"}
+OF_A_REFERENCE = {
+    "start KL",
+    "foreign prompts",
+    "KL estimate off",
+    "drift",
+    "reference moves",
+    "reference is the policy",
+    "reference of other tokens",
+    "reference of one state",
+}
+
+
+@pytest.mark.parametrize(
+    "settings, logged, cannot_be_wrong",
+    [
+        ({"advantage": "gae"}, {}, set()),
+        ({"advantage": "group_mean"}, {}, OF_VALUES),
+        ({"beta": 0.1}, {}, set()),
+        ({"beta": 0.0}, {}, OF_A_CHARGED_KL | OF_A_REFERENCE),
+        ({"beta": 0.0}, {"kl_to_reference": 0.1}, OF_A_CHARGED_KL),
+        ({"beta": 0.0, "kl_target": 1.0}, {}, set()),
+        ({"group_size": 1}, {}, {"groups mixed"}),
+        ({"group_size": 2}, {}, set()),
+        ({"ent_coef": 0.0}, {}, {"entropy bonus off"}),
+        ({"ent_coef": 0.1}, {}, set()),
+        ({"ent_coef": 0.0, "entropy_target": 1.0}, {}, set()),
+        ({"importance_cap": None}, {}, {"sampler left behind"}),
+        ({"importance_cap": 2.0}, {}, set()),
+        ({"eval_every": None}, {}, {"held out prompts trained"}),
+        ({"eval_every": 1}, {}, set()),
+        ({"recheck_every": None}, {}, {"noisy reward", "reward of other rows"}),
+        ({"recheck_every": 1}, {}, set()),
+    ],
+)
+def test_the_settings_say_what_cannot_be_wrong(settings, logged, cannot_be_wrong):
+    run = Run([{"entropy": 1.5} | logged], settings)
+    assert {rule.name for rule in RULES if not rule.applies(run)} == cannot_be_wrong
+
+
+def test_rules_that_need_no_certain_number():
+    "They read a summary, or whatever columns there are; each other rule says what it reads."
+    assert {rule.name for rule in RULES if not rule.metrics and not rule.columns} == {
+        "learnt rows held out",
+        "few pairs",
+        "chosen falls",
+        "equal parts",
+        "other best iteration",
+    }
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ from instruct_goose.doctor.recomputed import (
     value_gradient_off,
 )
 from instruct_goose.doctor.rules import Run
+from instruct_goose.objective.kl import ESTIMATORS, KL_GRADIENTS
+from instruct_goose.objective.policy_loss import LEVELS, SURROGATES
 
 
 # ---------------------------------------------------------------- each limit, from both sides
@@ -221,6 +223,7 @@ def test_settings_under_which_a_rule_is_not_looked_for(rule, settings, columns, 
             "lr is 0.001 in iteration 1, 0.001 by the constant schedule",
         ),
         ([1e-3, 1.0009e-3, 1e-3, 1.0009e-3], {}, None),  # less than 0.1 %
+        ([1000.0, 1001.0, 1000.0, 1001.0], {}, None),  # 0.1 %
         ([1e-3] * 6 + [9e-4] * 2, {}, None),  # a quarter
         ([1e-3, 7.5e-4, 5e-4, 2.5e-4], {"lr_schedule": "linear", "steps": 4}, None),
         (
@@ -228,6 +231,13 @@ def test_settings_under_which_a_rule_is_not_looked_for(rule, settings, columns, 
             [1e-3, 5e-4, 5e-4, 5e-4],
             {"lr_schedule": "linear", "steps": 4},
             "lr is 0.0005 in iteration 3, 0.00025 by the linear schedule",
+        ),
+        # two steps to the end, then one of a schedule of three; warmed up for one and two steps
+        ([1e-3, 5e-4, 1e-3 / 3], {"lr_schedule": "linear", "steps": 3}, None),
+        (
+            [1e-3, 1e-3, 5e-4, 1e-3 / 3],
+            {"lr_schedule": "linear", "steps": 4, "warmup_steps": 1},
+            None,
         ),
         ([5e-4, 1e-3, 1e-3], {"warmup_steps": 2}, None),
         (
@@ -252,6 +262,13 @@ def test_the_schedule_of_the_learning_rate(lr, settings, seen):
     assert other_schedule(Run(rows_of(lr=lr), settings_of(**settings))) == seen
 
 
+def test_a_learning_rate_after_the_end_of_its_schedule():
+    "By the settings a linear rate is 0 from iteration 4 on; its first value is not known."
+    rows = rows_of(iteration=[4, 5], lr=1e-3)
+    found = other_schedule(Run(rows, settings_of(lr_schedule="linear", steps=4)))
+    assert found == "lr is 0.001 in iteration 4, 0 by the linear schedule"
+
+
 @pytest.mark.parametrize(
     "settings, columns, seen",
     [
@@ -267,6 +284,17 @@ def test_the_schedule_of_the_learning_rate(lr, settings, seen):
             "λ is 0.92 in the returns and 0.9 in the settings",
         ),
         ({"gamma": 0.0, "lam": 0.9}, {"return_gamma": [0.0], "return_lam": 0.2}, None),
+        (
+            {"gamma": 1.0},
+            {"return_gamma": [0.5], "return_lam": 0.2},
+            "γ is 0.5 in the returns and 1 in the settings",
+        ),
+        ({"gamma": 0.0}, {"return_gamma": [0.01]}, None),
+        (
+            {"gamma": 0.0},
+            {"return_gamma": [0.011]},
+            "γ is 0.011 in the returns and 0 in the settings",
+        ),
         ({"lam": 0.9}, {"return_gamma": [0.5], "return_lam": 0.9}, None),
     ],
 )
@@ -291,6 +319,7 @@ def test_the_discount_of_the_returns(settings, columns, seen):
             learnt_rows_held_out,
             "3 of 40 held-out rows are training rows",
         ),
+        ({"held_out_seen": 3}, learnt_rows_held_out, "3 of 0 held-out rows are training rows"),
         ({"held_out_seen": 0, "held_out_rows": 40}, learnt_rows_held_out, None),
         ({"held_out_rows": 40}, learnt_rows_held_out, None),
     ],
@@ -339,6 +368,72 @@ def test_the_kl_of_each_token_is_charged_as_its_estimator_says(estimator, penalt
 
 
 @pytest.mark.parametrize(
+    "log_ratio, penalty",
+    [
+        # β·k3 = ½(e^−ℓ − 1 + ℓ), of −ℓ and of −10 where they are beyond 10
+        (-9.0, 0.5 * (math.exp(9.0) - 1 - 9.0)),
+        (-12.0, 0.5 * (math.exp(10.0) - 1 - 10.0)),
+        (12.0, 0.5 * (math.exp(-12.0) - 1 + 12.0)),
+    ],
+)
+def test_k3_is_clamped_where_the_policy_lost_a_token(log_ratio, penalty):
+    settings = settings_of(kl_placement="reward", kl_estimator="k3")
+    record = PAID | {"log_ratio_to_reference": [log_ratio, 0.0, 0.0]}
+    for factor, is_found in [(1.0, False), (1.01, True)]:
+        metrics, tokens = recorded([record | {"rewards": [-factor * penalty, 0.0, 2.0]}] * 2)
+        found = kl_penalty_off(Run(metrics, settings, tokens))
+        assert (found is not None) == is_found
+
+
+@pytest.mark.parametrize(
+    "error, is_found",
+    [
+        # 0.3 % of the recorded number and of the expected −0.1, and 10⁻⁵
+        (6.0e-4, False),
+        (6.2e-4, True),
+        (-6.0e-4, False),
+        (-6.2e-4, True),
+    ],
+)
+def test_the_tolerance_of_a_penalty(error, is_found):
+    record = PAID | {"rewards": [-0.1 - error, -0.2, 1.7]}
+    metrics, tokens = recorded([record] * 2)
+    settings = settings_of(kl_placement="reward", kl_estimator="k1")
+    assert (kl_penalty_off(Run(metrics, settings, tokens)) is not None) == is_found
+
+
+@pytest.mark.parametrize(
+    "changes, settings",
+    [
+        ({"has_token_scores": True}, {}),
+        ({"has_token_scores": None}, {}),  # not recorded: an older record
+        ({"from_environment": [True] * 3}, {}),
+        ({"rewards": [None, 9.0, 9.0]}, {}),
+        ({"log_ratio_to_reference": [None] * 3}, {}),
+        ({}, {"kl_estimator": "own"}),
+    ],
+)
+def test_rewards_that_are_not_compared(changes, settings):
+    "Both rules say nothing, though every reward is 9."
+    record = PAID | {"rewards": [9.0] * 3} | changes
+    record = {name: value for name, value in record.items() if value is not None}
+    metrics, tokens = recorded([record] * 2)
+    run_ = Run(metrics, settings_of(kl_placement="reward") | settings, tokens)
+    assert kl_penalty_off(run_) is None and score_off(run_) is None
+    assert kl_penalty_off(Run(metrics, None, tokens)) is None
+
+
+def test_without_a_reference_nothing_is_charged():
+    "No `log_ratio_to_reference` is recorded: the rewards are 0, 0 and the score."
+    unpaid = {name: PAID[name] for name in PAID if name != "log_ratio_to_reference"}
+    settings = settings_of(kl_placement="reward", kl_estimator="k1", beta=0.0)
+    for rewards, is_found in [([0.0, 0.0, 2.0], False), ([-0.1, -0.2, 2.0], True)]:
+        metrics, tokens = recorded([unpaid | {"rewards": rewards}] * 2)
+        found = kl_penalty_off(Run(metrics, settings, tokens))
+        assert (found is not None) == is_found
+
+
+@pytest.mark.parametrize(
     "rewards, settings, metrics, seen",
     [
         # the score is 2, less β·ℓ = 0.3
@@ -359,6 +454,13 @@ def test_the_kl_of_each_token_is_charged_as_its_estimator_says(estimator, penalt
         ([0.0, 0.0, 9.0], {}, {}, None),  # the KL's penalties are off already
         ([0.0, 0.0, 2.0], {"kl_placement": "loss"}, {}, None),
         ([0.0, 0.0, 1.7], {"kl_placement": "loss"}, {}, "most 1.7 from 2"),
+        # 0.3 % of the score and of the penalty 0.3, and 10⁻⁴: 0.0070
+        ([-0.1, -0.2, 1.70695], {}, {}, None),
+        ([-0.1, -0.2, 1.70705], {}, {}, "most 2.01 from 2"),
+        ([-0.1, -0.2, 1.69305], {}, {}, None),
+        ([-0.1, -0.2, 1.69295], {}, {}, "most 1.99 from 2"),
+        # a spread of at most 10⁻⁵ divides nothing
+        ([-0.1, -0.2, 1e5], {"reward_scaling": "batch"}, {"reward_std": 2e-5}, None),
     ],
 )
 def test_the_score_is_paid_at_the_last_token(rewards, settings, metrics, seen):
@@ -371,6 +473,22 @@ def test_the_score_is_paid_at_the_last_token(rewards, settings, metrics, seen):
         assert found is None
     else:
         assert seen in found
+
+
+@pytest.mark.parametrize(
+    "changes, settings",
+    [
+        ({"score": None}, {}),
+        ({"score": math.inf}, {}),
+        ({"score": 2e100}, {}),
+        ({}, {"reward_weighting": "scaled"}),
+    ],
+)
+def test_scores_that_are_not_compared(changes, settings):
+    rows, tokens = recorded([PAID | {"rewards": [-0.1, -0.2, 9.0]} | changes] * 2)
+    usual = settings_of(kl_placement="reward", kl_estimator="k1")
+    assert score_off(Run(rows, usual | settings, tokens)) is None
+    assert score_off(Run(rows, None, tokens)) is None
 
 
 GAE = {
@@ -431,6 +549,12 @@ def test_advantages_by_hand(settings, record, expected):
         ([3.0, 1.0], {"advantage_mean": 1.0, "advantage_std": 2.0, "tokens": 1}, False),
         ([9.0, 9.0], {"advantage_mean": 1.0, "advantage_std": 9e-5, "tokens": 5}, False),
         ([9.0, 9.0], {"advantage_std": 2.0, "tokens": 5}, False),  # its mean is not known
+        ([3.0, 1.0], {"advantage_mean": 1.0, "advantage_std": 2.0}, False),
+        ([0.5**0.5, 0.0], {"advantage_mean": 1.0, "advantage_std": 2.0, "tokens": 2}, False),
+        # 10⁻⁸ is added to the variance of 1.25·10⁻⁸: over 1.5·10⁻⁴
+        ([2e4 / 1.5, 0.0], {"advantage_mean": 1.0, "advantage_std": 1e-4, "tokens": 5}, False),
+        ([9.0, 9.0], {"advantage_mean": 1.0, "advantage_std": 1e-4, "tokens": 5}, True),
+        ([9.0, 9.0], {"advantage_mean": 1.0, "tokens": 5}, False),  # nor its spread
     ],
 )
 def test_whitened_advantages_by_hand(advantages, metrics, is_found):
@@ -438,6 +562,109 @@ def test_whitened_advantages_by_hand(advantages, metrics, is_found):
     record = GAE | {"rewards": [2.0, 1.0], "advantages": advantages}
     rows, tokens = recorded([record] * 2, **metrics)
     assert (advantages_off(Run(rows, settings, tokens)) is not None) == is_found
+
+
+@pytest.mark.parametrize(
+    "settings, record, metrics, expected, tolerance",
+    [
+        # 0.001·(|1| + |3| + 2·2) + 10⁻⁵, 1 % of Â, and 0.005
+        (
+            {"advantage": "gae", "gamma": 0.5, "lam": 0.5},
+            {},
+            {},
+            [1.25, 1.0],
+            0.00801 + 0.0125 + 0.005,
+        ),
+        # of a group its largest total counts, and no value: 0.001·(4 + 6) + 10⁻⁵
+        (
+            {"advantage": "group_mean", "group_size": 4},
+            {"group": [4.0, 2.0, 0.0, 6.0]},
+            {},
+            [1.0, 1.0],
+            0.01001 + 0.01 + 0.005,
+        ),
+        (
+            {"advantage": "group_mean_std", "group_size": 4, "group_ddof": 0},
+            {"group": [4.0, 2.0, 0.0, 6.0]},
+            {},
+            [1 / math.sqrt(5)] * 2,
+            (0.01001 + 0.01) / math.sqrt(5) + 0.005,
+        ),
+        # whitened: 4 and 3, less a mean of 1, over √(2²·5/4); the rounding is divided, too
+        (
+            {"advantage": "return", "whiten_advantages": True},
+            {},
+            {"advantage_mean": 1.0, "advantage_std": 2.0, "tokens": 5},
+            [3 / math.sqrt(5), 2 / math.sqrt(5)],
+            (0.00401 + 0.03) / math.sqrt(5) + 0.005,
+        ),
+    ],
+)
+def test_the_tolerance_of_an_advantage(settings, record, metrics, expected, tolerance):
+    "The first advantage of both responses is off by 1 % less, or by 1 % more."
+    settings = settings_of(**{"whiten_advantages": False} | settings)
+    for share, is_found in [(0.99, False), (-0.99, False), (1.01, True), (-1.01, True)]:
+        advantages = [expected[0] + share * tolerance, expected[1]]
+        rows, tokens = recorded([GAE | record | {"advantages": advantages}] * 2, **metrics)
+        assert (advantages_off(Run(rows, settings, tokens)) is not None) == is_found
+
+
+WHITENED = {"advantage_mean": 1.0, "advantage_std": 2.0, "tokens": 5}  # by √5
+
+
+@pytest.mark.parametrize(
+    "total, distance, metrics, is_found",
+    [
+        # the rounding is 0.001·(total + total) + 10⁻⁵, and a fifth is 0.2·1 or 0.2·√5 or 0.2·10
+        (99.9, 1.0, {}, True),
+        (100.0, 1.0, {}, False),
+        (223.0, 1.0, WHITENED, True),
+        (224.0, 1.0, WHITENED, False),
+        (999.9, 20.0, {}, True),
+        (1000.0, 20.0, {}, False),
+    ],
+)
+def test_advantages_that_are_all_rounding_are_left_out(total, distance, metrics, is_found):
+    "Of a group of two the larger total is by half their distance above the mean, and not by 50."
+    record = {
+        "prompt": "p",
+        "tokens": ["a"],
+        "rewards": [total],
+        "group": [total, total - distance],
+        "advantages": [50.0],
+    }
+    settings = settings_of(advantage="group_mean", group_size=2, whiten_advantages=bool(metrics))
+    rows, tokens = recorded([record] * 2, **metrics)
+    assert (advantages_off(Run(rows, settings, tokens)) is not None) == is_found
+
+
+def test_the_spread_of_a_group_gets_a_small_number():
+    "Totals of 0.001 and 0 are 0.0005 off their mean, over a spread of 0.0005 and 10⁻⁴."
+    settings = settings_of(
+        advantage="group_mean_std", group_size=2, group_ddof=0, whiten_advantages=False
+    )
+    record = {"prompt": "p", "tokens": ["a"], "rewards": [0.001], "group": [0.001, 0.0]}
+    for error, is_found in [(0.0, False), (0.2, True)]:
+        advantages = [0.0005 / 0.0006 + error]
+        rows, tokens = recorded([record | {"advantages": advantages}] * 2)
+        assert (advantages_off(Run(rows, settings, tokens)) is not None) == is_found
+
+
+@pytest.mark.parametrize(
+    "settings, changes",
+    [
+        ({"advantage": "group_mean", "group_size": 2}, {}),
+        ({"advantage": "group_mean", "group_size": 2}, {"group": [None, 1.0]}),
+        ({"advantage": "greedy"}, {}),
+        ({"advantage": "gae"}, {"values": [None, 1.0]}),
+        ({"advantage": "gae"}, {"rewards": [None, 1.0]}),
+        ({"advantage": "group_mean_batch_std", "group_size": 2}, {"group": [0.0, 1.0]}),
+    ],
+)
+def test_advantages_of_which_something_is_not_recorded(settings, changes):
+    rows, tokens = recorded([GAE | {"advantages": [9.0, 9.0]} | changes] * 2)
+    settings = settings_of(whiten_advantages=False, **settings)
+    assert advantages_off(Run(rows, settings, tokens)) is None
 
 
 PULLED = {
@@ -489,6 +716,93 @@ def test_what_a_token_counts_in_the_mean(aggregation, shares):
     )
 
 
+@pytest.mark.parametrize(
+    "errors, is_found",
+    [
+        # 1 % of the expected 2/3 and −1.1/3, and of the largest advantage's 2/3
+        ([0.0132, 0.0102], False),
+        ([-0.0132, -0.0102], False),
+        ([0.0135, 0.0105], True),
+        ([-0.0135, -0.0105], True),
+        ([0.0135, 0.0102], False),  # one alone
+    ],
+)
+def test_the_tolerance_of_a_tokens_gradient(errors, is_found):
+    by_hand = [[2 / 3 + errors[0], -1.1 / 3 + errors[1]], [4 / 3]]
+    found = gradient_evidence(by_hand, aggregation="token_mean")
+    assert (found is not None) == is_found
+
+
+@pytest.mark.parametrize("tokens, bad, is_found", [(99, 2, True), (100, 2, False), (100, 3, True)])
+def test_two_in_a_hundred_gradients_may_be_off(tokens, bad, is_found):
+    record = {
+        "prompt": "p",
+        "tokens": ["a"] * tokens,
+        "log_ratio": [0.0] * tokens,
+        "log_ratio_to_reference": [0.0] * tokens,
+        "advantages": [1.0] * tokens,
+        "values": [0.0] * tokens,
+        "values_now": [0.0] * tokens,
+        "returns": [1.0] * tokens,
+    }
+    numbers = [2 / tokens] * bad + [1 / tokens] * (tokens - bad)
+    record |= {"negative_gradient": numbers, "negative_value_gradient": numbers}
+    rows, of_run = recorded([record])
+    settings = settings_of(kl_placement="reward", aggregation="token_mean", vf_coef=1.0)
+    run_ = Run(rows, settings, of_run)
+    assert (token_gradient_off(run_) is not None) == is_found
+    assert (value_gradient_off(run_) is not None) == is_found
+
+
+def test_weights_multiply_what_the_policy_gains():
+    "ρÂ is 2 and −1.1, each token counts a half."
+    weighted = PULLED | {"weights": [0.5, 2.0]}
+    settings = {"aggregation": "token_mean", "records": [weighted]}
+    assert gradient_evidence([[0.5, -1.1]], **settings) is None
+    assert gradient_evidence([[1.0, -0.55]], **settings) is not None
+
+
+def test_the_mean_of_an_iteration_needs_all_its_responses():
+    "Of a group nobody knows how many tokens it has, or of the third response its ratio."
+    doubled = [[4 / 3, -2.2 / 3], [8 / 3]]
+    assert gradient_evidence(doubled, aggregation="token_mean") is not None
+    unknown = {name: SHORT[name] for name in SHORT if name != "log_ratio"}
+    for aggregation, records in [
+        ("group_token_mean", (PULLED, SHORT | {"group_tokens": None})),
+        ("group_token_mean", (PULLED, SHORT | {"group_tokens": 0})),
+        ("token_mean", (PULLED, unknown)),
+    ]:
+        found = gradient_evidence(doubled, aggregation=aggregation, records=records)
+        assert found is None
+
+
+@pytest.mark.parametrize(
+    "registry, settings",
+    [
+        (SURROGATES, {"surrogate": "own"}),
+        (LEVELS, {"ratio_level": "own"}),
+        (ESTIMATORS, {"kl_estimator": "own"}),
+        (KL_GRADIENTS, {"kl_gradient": "own"}),
+        ({}, {"kl_target": 1.0}),  # its beta moves
+    ],
+)
+def test_a_loss_of_ones_own_is_not_compared(monkeypatch, registry, settings):
+    "Every gradient is twice what it is by hand, the KL charged in the loss 0."
+    monkeypatch.setitem(registry, "own", registry.get("k2"))
+    usual = {"kl_placement": "loss", "kl_estimator": "k2", "aggregation": "token_mean"}
+    run_of = {"records": [PULLED | {"log_ratio_to_reference": [0.0, -math.log(1.1)]}]}
+    doubled = [[2.0, -1.1]]
+    assert gradient_evidence(doubled, **usual, **run_of) is not None
+    assert gradient_evidence(doubled, **usual | settings, **run_of) is None
+
+
+def test_a_target_of_the_kl_in_the_reward_leaves_the_loss_as_it_is():
+    found = gradient_evidence(
+        [[2.0, -1.1]], kl_target=1.0, aggregation="token_mean", records=[PULLED]
+    )
+    assert found is not None
+
+
 RATIOS = PULLED | {"log_ratio": [math.log(1.5), math.log(0.5)], "advantages": [1.0, 1.0]}
 FALLING = RATIOS | {"advantages": [-1.0, -1.0]}
 
@@ -511,6 +825,8 @@ FALLING = RATIOS | {"advantages": [-1.0, -1.0]}
             [0.75**0.5] * 2,
             [-(0.75**0.5)] * 2,
         ),
+        # weights of 1.5 and 0.5 between 0.8 and 1.6
+        ({"surrogate": "weight", "clip_high": 0.6}, [1.5, 0.8], [-1.5, -0.8]),
     ],
 )
 def test_the_gradient_of_clipped_tokens(settings, gains, losses):
@@ -520,6 +836,86 @@ def test_the_gradient_of_clipped_tokens(settings, gains, losses):
     assert gradient_evidence(by_hand, records=records, **settings) is None
     other = [[x + 0.1 for x in numbers] for numbers in by_hand]
     assert gradient_evidence(other, records=records, **settings) is not None
+
+
+@pytest.mark.parametrize(
+    "level, by_hand",
+    [
+        # ratios of 1.5 and 0.5 with advantages of 1 and 3; each token counts a half
+        ("token", [1.5, 1.5]),
+        ("product", [0.75 * 4] * 2),
+        ("sequence", [0.75**0.5 * 2] * 2),
+        ("sequence_token", [0.75**0.5, 0.75**0.5 * 3]),
+    ],
+)
+def test_the_advantages_that_a_ratio_gathers(level, by_hand):
+    record = RATIOS | {"advantages": [1.0, 3.0]}
+    settings = {"surrogate": "ratio", "ratio_level": level, "aggregation": "token_mean"}
+    halves = [x / 2 for x in by_hand]
+    assert gradient_evidence([halves], records=[record], **settings) is None
+    other = [halves[0] + 0.1, halves[1] - 0.1]
+    assert gradient_evidence([other], records=[record], **settings) is not None
+
+
+@pytest.mark.parametrize(
+    "ratio, advantage, is_found",
+    [
+        # held above 1.2, where a gradient falls from ρÂ to 0. Near is 0.01 of log ρ
+        (1.18, 1.0, True),
+        (1.195, 1.0, False),
+        # a fall of 0.1·1.18 is more than five tolerances of 0.01·(0.1·1.2 + 2), 0.08·1.18 is less
+        (1.195, 0.1, False),
+        (1.195, 0.08, True),
+    ],
+)
+def test_gradients_near_a_bound_are_left_out(ratio, advantage, is_found):
+    "The gradients of the first two tokens are recorded as 0; that of the third is 2."
+    record = {
+        "prompt": "p",
+        "tokens": ["a", "b", "c"],
+        "log_ratio": [math.log(ratio), math.log(ratio), 0.0],
+        "log_ratio_to_reference": [0.0] * 3,
+        "advantages": [advantage, advantage, 2.0],
+    }
+    found = gradient_evidence(
+        [[0.0, 0.0, 2 / 3]], records=[record], aggregation="token_mean", clip=0.2
+    )
+    assert (found is not None) == is_found
+
+
+@pytest.mark.parametrize(
+    "level, ratio, is_found",
+    [
+        # four tokens move by 0.01 / 4 each in a product, by 0.01 each in a mean: by 1 % in both
+        ("product", 1.185, True),
+        ("product", 1.195, False),
+        ("sequence", 1.185, True),
+        ("sequence", 1.195, False),
+    ],
+)
+def test_near_is_1_percent_of_the_whole_ratio(level, ratio, is_found):
+    "The gradients of a response whose ratio is near 1.2 are recorded as 0."
+    whole = math.log(ratio)
+    record = {
+        "prompt": "p",
+        "tokens": ["a"] * 4,
+        "log_ratio": [whole / 4 if level == "product" else whole] * 4,
+        "log_ratio_to_reference": [0.0] * 4,
+        "advantages": [1.0] * 4,
+    }
+    settings = {"ratio_level": level, "aggregation": "token_mean", "clip": 0.2}
+    found = gradient_evidence([[0.0] * 4], records=[record], **settings)
+    assert (found is not None) == is_found
+
+
+@pytest.mark.parametrize("log_ratio, is_found", [(14.9, True), (15.1, False)])
+def test_ratios_beyond_e_to_the_15_are_left_out(log_ratio, is_found):
+    for sign in (1, -1):
+        record = RATIOS | {"log_ratio": [sign * log_ratio] * 2}
+        found = gradient_evidence(
+            [[9.0, 9.0]], records=[record], surrogate="ratio", aggregation="token_mean"
+        )
+        assert (found is not None) == is_found
 
 
 @pytest.mark.parametrize(
@@ -574,6 +970,42 @@ def test_the_gradient_of_the_values(values_now, gradient, value_clip, is_found):
     assert (value_gradient_off(Run(metrics, settings, tokens)) is not None) == is_found
 
 
+@pytest.mark.parametrize(
+    "values_now, error, value_clip, is_found",
+    [
+        # V was 1 and R̂ is 3: rounding is 0.002·(3 + V + 1) + 10⁻⁵, times ½·½, and 1 % of the
+        # recorded number: of 0.375 + 0.0066 it is 0.00275 + 0.00382
+        (1.5, 0.0065, None, False),
+        (1.5, 0.0067, None, True),
+        (1.5, -0.0064, None, False),
+        (1.5, -0.0066, None, True),
+        # V has moved by 0.5: 0.011 around a clip nothing is known
+        (1.5, 1.0, 0.505, False),
+        (1.5, 1.0, 0.495, False),
+        (1.5, 1.0, 0.515, True),
+        (1.5, 1.0, 0.485, True),
+        # with a clip of 0.2 the errors are 1.8 and V − 3: 0.0176 around 4.8 nothing is known
+        (4.79, 1.0, 0.2, False),
+        (4.81, 1.0, 0.2, False),
+        (4.78, 1.0, 0.2, True),
+        (4.82, 1.0, 0.2, True),
+    ],
+)
+def test_the_tolerance_of_a_values_gradient(values_now, error, value_clip, is_found):
+    "By hand it is ½·½·(3 − V), and 0 where the clip holds the value: there its error is larger."
+    is_held = value_clip is not None and values_now - 1 > value_clip and values_now < 4.8
+    by_hand = 0.0 if is_held else 0.25 * (3 - values_now)
+    record = PULLED | {
+        "values_now": [values_now] * 2,
+        "values": [1.0, 1.0],
+        "returns": [3.0, 3.0],
+        "negative_value_gradient": [by_hand + error] * 2,
+    }
+    metrics, tokens = recorded([record])
+    settings = settings_of(vf_coef=0.5, value_clip=value_clip, aggregation="token_mean")
+    assert (value_gradient_off(Run(metrics, settings, tokens)) is not None) == is_found
+
+
 REPEATED = {"prompt": "p", "tokens": ["a", "b", "c"], "old_logprobs": [-3.0, -1.0, -9.0]}
 
 
@@ -586,6 +1018,10 @@ REPEATED = {"prompt": "p", "tokens": ["a", "b", "c"], "old_logprobs": [-3.0, -1.
         ({"tokens": ["a", "d", "c"]}, 8, False),
         ({"old_logprobs": [-3.0, None, -9.0]}, 8, False),
         ({"from_environment": [False] * 3}, 8, True),
+        ({"old_logprobs": [-1.0, -1.0, -2.0]}, 8, True),  # the likelier of the two: 1 + 1 + 2
+        ({"old_logprobs": [-0.9, -1.0, -2.0]}, 8, False),
+        ({"old_logprobs": [None, -1.0, -9.0]}, 8, False),
+        ({"tokens": ["a", "b"], "old_logprobs": [-3.0, -1.0]}, 8, True),  # a shorter one
     ],
 )
 def test_the_nats_that_two_iterations_have_in_common(changes, pairs, is_found):
@@ -643,6 +1079,74 @@ def test_the_text_that_is_scored():
     found = other_text_scored(Run(metrics, settings_of(), tokens))
     assert found == "in 2 of 3 recorded responses, such as ['c']"
     assert other_text_scored(Run(metrics, settings_of(stop_strings=("x",)), tokens)) is None
+    assert other_text_scored(Run(metrics, None, tokens)) == found
+
+
+def test_responses_of_which_one_side_is_not_comparable():
+    "All repeat each other; the first ones have no log π_old, or others wrote a part of them."
+    unknown = {"prompt": "p", "tokens": ["a", "b", "c"]}
+    others = REPEATED | {"from_environment": [True, False, False]}
+    for first, second, is_found in [
+        (REPEATED, REPEATED, True),
+        (unknown, REPEATED, False),
+        (REPEATED, unknown, False),
+        (others, REPEATED, False),
+    ]:
+        tokens = {0: [first] * 8, 1: [second] * 8}
+        found = same_random_numbers(Run([{"entropy": 1.0}], None, tokens))
+        assert (found is not None) == is_found
+
+
+def test_iterations_of_other_sizes_are_compared_response_by_response():
+    "Eight of nine responses have a partner, with 13 nats in common."
+    for before, after in [(9, 8), (8, 9)]:
+        tokens = {0: [REPEATED] * before, 1: [REPEATED] * after}
+        found = same_random_numbers(Run([{"entropy": 1.0}], None, tokens))
+        assert found == "recorded responses begin as those before, with 13 nats on average"
+
+
+def test_prompts_that_change_in_one_iteration():
+    same = [{"prompt": prompt, "tokens": ["a"]} for prompt in ("p", "q")]
+    other = [{"prompt": prompt, "tokens": ["a"]} for prompt in ("p", "r")]
+    tokens = dict.fromkeys(range(5), same)
+    found = same_prompts(Run([{"entropy": 1.0}], None, tokens))
+    assert found == ("the recorded prompts are the same ones in all 5 iterations: ('p', 'q')")
+    assert same_prompts(Run([{"entropy": 1.0}], None, tokens | {3: other})) is None
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        other_rows_learnt,
+        other_schedule,
+        other_step_size,
+        advantages_off,
+        token_gradient_off,
+        value_gradient_off,
+    ],
+)
+def test_without_settings_nothing_is_expected(rule):
+    columns = {
+        "coverage_error": [1.0] * 4,
+        "lr": [1.0, 2.0, 3.0, 4.0],
+        "weight_change_rms": 9.0,
+        "updates": 1,
+        "optimizer_step_count": [1, 2, 3, 4],
+    }
+    record = (
+        GAE
+        | PULLED
+        | {
+            "advantages": [9.0, 9.0],
+            "values_now": [1.0, 1.0],
+            "returns": [3.0, 3.0],
+            "negative_gradient": [7.0, 7.0],
+            "negative_value_gradient": [7.0, 7.0],
+        }
+    )
+    tokens = dict.fromkeys(range(4), [record])
+    assert rule(Run(rows_of(**columns), settings_of(whiten_advantages=False), tokens)) is not None
+    assert rule(Run(rows_of(**columns), None, tokens)) is None
 
 
 def test_what_others_wrote_is_left_out_and_the_sampled_token_is_named():

@@ -293,7 +293,7 @@ CAPTIONS = [
     Says("f322ce6c", "it overshoots to 1.2", 1.2, highest(0, BLUE), 0.02),
     Says("f322ce6c", "settles on the target of .4", 0.4, last(0, BLUE)),
     Says("f322ce6c", "rises by 2 % a step to .84", 0.84, highest(1, BLUE)),
-    Says("f322ce6c", "then settles at .67", 0.67, last(1, BLUE)),
+    Says("f322ce6c", "and settles at .67", 0.67, last(1, BLUE)),
     # learn/advantages
     Says("b03df0c7", "With the right head it is .48 throughout", 0.48, first(0, GREEN)),
     Says("b03df0c7", "it climbs from .28", 0.28, first(0, BLUE)),
@@ -329,7 +329,7 @@ CAPTIONS = [
     Says("896a3c4f", "the mean flat at .875", 0.875, first(1, ORANGE)),
     Says("896a3c4f", "1.74 for even questions", 1.74, lowest(1, BLUE)),
     Says("896a3c4f", "2.44 for those", 2.44, highest(1, BLUE)),
-    Says("3a29b7fd", "the geometric mean stays at 1.05", 1.05, last(1, BLUE)),
+    Says("3a29b7fd", "The geometric mean stays at 1.05", 1.05, last(1, BLUE)),
     Says("3a29b7fd", "passes 1.2 at the fourth token", 4, crossing(1, ORANGE, 1.2), 0.1),
     Says("3a29b7fd", "reaches 7", 7, last(1, ORANGE), 0.1),
     Says("5b4fc322", "PPO drops to zero above 1.2", 1.2, highest(0, BLUE), 0.02),
