@@ -297,6 +297,13 @@ def test_a_run_goes_on_with_the_plug_ins_that_it_had(words, is_refused, tmp_path
     run_plugins(argv)
 
 
+def test_plug_ins_are_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine_of_a_test.py").write_text("open('ran', 'w').close()")
+    run_plugins(["--plugin", "mine_of_a_test.py"])
+    assert Path("ran").exists()
+
+
 def test_a_plug_in_that_is_not_there_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="--plugin"):
