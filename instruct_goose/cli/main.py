@@ -611,7 +611,6 @@ def in_a_shell(text: str, settings: Collection[str]) -> str:
     text = re.sub(r"columns=\{'(\w+)': '([^']*)'\}", as_column, text)
     text = text.replace("resume=True", "--resume")
     text = re.sub("(bad_rows|long_rows)='([a-z]+)'", as_policy, text)
-    text = text.replace("resume=True", "--resume")
     return re.sub(r"datasets\.load_dataset\((.*?), split='train'\)", as_dataset, text)
 
 # %% ../../nbs/guides/command_line.ipynb #d3d9bb10

@@ -183,9 +183,9 @@ def reference_moves(run: Run) -> str | None:
 
 
 def prompts_cut(run: Run) -> str | None:
-    "The model reads every prompt as a whole, unless groups were dropped."
+    "The model reads every prompt as a whole."
     worst = min(run["prompts_kept"], default=1.0)
-    if worst >= 1 or any(run["groups_dropped"]):
+    if worst >= 1:
         return None
     return f"at worst {worst:.0%} of an iteration's prompts are whole in what the model read"
 

@@ -16,6 +16,7 @@ from ..config import RLHFConfig
 from ..objective.group import flat_groups
 from instruct_goose.rollouts.rollout import (
     concat,
+    mean_of_logged,
     require_scores,
     Rollout,
 )
@@ -36,19 +37,20 @@ def resample_flat_groups(
     Flat groups are replaced up to `max_redraws` times, by other responses to the same prompts or,
     with `take_prompts`, to new ones; `score` scores them. With `drop_flat_groups` those that are
     still flat are left out, unless all are. `rollout.drawn` counts them (DAPO, 2503.14476,
-    eq. 11). The rollout given stays as it is. Raises ValueError for a rollout without scores.
+    eq. 11). `rollout.logged` is the mean over all responses that were scored, also those that
+    were replaced. The rollout given stays as it is. Raises ValueError for a rollout without scores.
     """
     size = config.group_size
-    current, scores = replace_flat_groups(rollout, config, sample, score, take_prompts)
+    current, rounds = replace_flat_groups(rollout, config, sample, score, take_prompts)
     flat = flat_groups(require_scores(current), size)
     groups_dropped = int(flat.sum()) if config.drop_flat_groups else 0
     if 0 < groups_dropped < len(flat):
         current = current[(~flat).repeat_interleave(size).nonzero().flatten()]
-    current.logged = rollout.logged
+    current.logged = mean_of_logged(rounds) or None
     current.drawn = {
-        "groups_redrawn": sum(len(drawn) for drawn in scores[1:]) // size,
+        "groups_redrawn": sum(len(redrawn) for redrawn in rounds[1:]) // size,
         "groups_dropped": groups_dropped,
-        "reward_mean_drawn": torch.cat(scores).mean().item(),
+        "reward_mean_drawn": torch.cat([require_scores(drawn) for drawn in rounds]).mean().item(),
     }
     return current
 
@@ -59,11 +61,11 @@ def replace_flat_groups(
     sample: Sample,
     score: Callable[[Rollout], Rollout],
     take_prompts: Callable[[int], list] | None,
-) -> tuple[Rollout, list[Tensor]]:  # a copy, and the scores of all responses, round by round
+) -> tuple[Rollout, list[Rollout]]:  # a copy, and what was drawn and scored, round by round
     "Replace flat groups, up to `max_redraws` times. Stops where none is flat, or prompts run out."
     size = config.group_size
     current = replace(rollout)
-    scores = [require_scores(rollout)]
+    rounds = [rollout]
     for _ in range(config.max_redraws):
         flat = flat_groups(require_scores(current), size)
         rows = flat.repeat_interleave(size).nonzero().flatten()
@@ -73,9 +75,9 @@ def replace_flat_groups(
         if new is None:
             break
         new = score(new)
-        scores.append(require_scores(new))
+        rounds.append(new)
         current = _replace_rows(current, rows[: len(new)].cpu(), new)
-    return current, scores
+    return current, rounds
 
 # %% ../../nbs/guides/dynamic_sampling.ipynb #55cd1b24
 def _sample_again(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['R', 'Rollout', 'by_length', 'micro_batch_slices', 'finished', 'decode', 'attach_texts', 'PromptBatch', 'Tokens',
-           'concat', 'concat_column', 'map_shares', 'require_texts', 'require_scores']
+           'concat', 'mean_of_logged', 'concat_column', 'map_shares', 'require_texts', 'require_scores']
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #0b555037
 import math
@@ -332,6 +332,20 @@ def _with_zeros(columns: Sequence[Tensor | None], parts: Sequence[Rollout]) -> l
     for column, part in zip(columns, parts, strict=True):
         filled.append(known[0].new_zeros(part.mask.shape) if column is None else column)
     return filled
+
+# %% ../../nbs/reference/rollouts/rollout.ipynb #meanlog1
+def mean_of_logged(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Average what reward functions logged of some rollouts, by name.
+
+    Each response counts once. A rollout of which a name was not logged does not count.
+    """
+    totals: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for rollout in rollouts:
+        for name, value in (rollout.logged or {}).items():
+            totals[name] = totals.get(name, 0.0) + value * len(rollout)
+            counts[name] = counts.get(name, 0) + len(rollout)
+    return {name: total / counts[name] for name, total in totals.items()}
 
 # %% ../../nbs/reference/rollouts/rollout.ipynb #ad80d00b
 def _same_columns(parts: Sequence[Rollout]) -> list[dict[str, list] | None]:

@@ -386,9 +386,10 @@ def _not_of_a_run(path: Path, done: object, lines: object) -> ValueError:
 
 # %% ../../nbs/reference/runs/directory.ipynb #4e30dfe9
 def truncate_log(path: Path, done: int) -> None:
-    """Cut a log to its first `done` iterations or steps; a broken last line goes.
+    """Cut a log to its first `done` iterations or steps.
 
-    For 0 the whole file is kept beside, as metrics.1.jsonl.
+    A line that is broken, or says neither `iteration` nor `step`, is deleted too. For 0 the whole
+    file is kept beside, as metrics.1.jsonl.
     """
     if not path.exists():
         return
@@ -399,9 +400,10 @@ def truncate_log(path: Path, done: int) -> None:
         return
     kept = []
     for line in path.read_bytes().split(b"\n")[:-1]:  # the last line ends as well
-        with suppress(ValueError, TypeError, AttributeError):
+        with suppress(ValueError, TypeError, KeyError):
             row = json.loads(line)
-            if row.get("iteration", row.get("step", done)) < done:
+            number = row["iteration"] if "iteration" in row else row["step"]
+            if number < done:
                 kept.append(f"{line.decode()}\n")
     write_atomically(path, "".join(kept))
 

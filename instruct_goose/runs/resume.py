@@ -383,11 +383,12 @@ class Stage:
     ) -> None:
         """Keep the state after `done` of `total` steps: in memory, and on disk when due.
 
-        A stage that ends early says so with `is_last`, and is saved. The state is copied to memory
-        after every step. A stage that has called `offer_state` can still be asked for it, so there
-        it is copied only when a checkpoint is due, and at the end. `state()` is called in every
-        process, since under FSDP all put it together. Raises KeyboardInterrupt for a signal whose
-        exception other code has caught, OSError if the checkpoint cannot be written.
+        RL calls this after each iteration, and its state is copied to memory each time: in the
+        middle of the next one it could not be asked for. A supervised stage is still at the state
+        that it has called `offer_state` for, so it is copied only when a checkpoint is due, and at
+        the end. A stage that ends early says so with `is_last`, and is saved. `state()` is called
+        in every process, since under FSDP all put it together. Raises KeyboardInterrupt for a
+        signal whose exception other code has caught, OSError if the checkpoint cannot be written.
         """
         manager = self.manager
         is_due = is_last or manager.is_due(done, total)
@@ -395,9 +396,9 @@ class Stage:
             is_due = on_main_process(partial(manager.is_overdue, done, total))
         can_be_asked_later = manager.offered is not None and done < total
         if is_due or not can_be_asked_later:
-            whole = state()
+            state_now = state()
             if is_main_process():
-                manager.copy_state(self.name, done, total, whole)
+                manager.copy_state(self.name, done, total, state_now)
         if is_due:
             manager.save()
         manager.signals.check()

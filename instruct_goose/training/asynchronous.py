@@ -73,7 +73,7 @@ class BackgroundSampler:
         self.iteration = trainer.iteration  # whose batch is written next
         self.end = trainer.iteration + steps
         self.weights_changed = threading.Condition()
-        self.version = trainer.iteration  # iterations that the newest weights have seen
+        self.iterations_seen = trainer.iteration  # by the newest weights
         self.newest = copy_weights(trainer.agent)
         self.is_stopped = False
         self.batches: queue.Queue[SampledAhead | BaseException] = queue.Queue()
@@ -90,12 +90,12 @@ class BackgroundSampler:
             self.weights_changed.notify()
         self.scoring.shutdown(wait=False, cancel_futures=True)
 
-    def publish(self, agent: Agent, version: int) -> None:
+    def publish(self, agent: Agent, iterations_seen: int) -> None:
         "Hold new weights ready, those after so many iterations."
         weights = copy_weights(agent)
         with self.weights_changed:
             self.newest = weights
-            self.version = version
+            self.iterations_seen = iterations_seen
             self.weights_changed.notify()
 
     def next_batch(self) -> SampledAhead:
@@ -109,10 +109,10 @@ class BackgroundSampler:
         "Write batch after batch, until all are written, `stop` is called or an error is raised."
         try:
             while self.iteration < self.end:
-                version = self.take_weights()
-                if version is None:
+                iterations_seen = self.take_weights()
+                if iterations_seen is None:
                     return
-                self.batches.put(self.write_batch(version))
+                self.batches.put(self.write_batch(iterations_seen))
                 self.iteration += 1
         except BaseException as error:  # raised again by `next_batch`
             self.batches.put(error)
@@ -124,21 +124,24 @@ class BackgroundSampler:
         """
         oldest = self.iteration - self.max_staleness
         with self.weights_changed:
-            self.weights_changed.wait_for(lambda: self.is_stopped or self.version >= oldest)
+            self.weights_changed.wait_for(lambda: self.is_stopped or self.iterations_seen >= oldest)
             if self.is_stopped:
                 return None
             self.sampling_trainer.agent.load_state_dict(self.newest)
-            version = self.version
+            iterations_seen = self.iterations_seen
         sync_weights(self.sampling_trainer.sampler, self.sampling_trainer.agent.model)
-        return version
+        return iterations_seen
 
-    def write_batch(self, version: int) -> SampledAhead:
+    def write_batch(
+        self,
+        iterations_seen: int,  # by the weights that write it
+    ) -> SampledAhead:
         "Sample the responses of the next batch, and have them scored in another thread."
         config = self.sampling_trainer.config
         prompts = self.order.take(config.batch_size // config.group_size)
-        numbers = generator(config.seed, FIRST_BATCH_STREAM + self.iteration)
-        rollout = self.sampling_trainer.generate(prompts, config.group_size, numbers)
-        staleness = [self.iteration - version] * len(rollout)
+        sampling = generator(config.seed, FIRST_BATCH_STREAM + self.iteration)
+        rollout = self.sampling_trainer.generate(prompts, config.group_size, sampling)
+        staleness = [self.iteration - iterations_seen] * len(rollout)
         rollout.episodes = (rollout.episodes or {}) | {"staleness": staleness}
         scoring_trainer = copy.copy(self.sampling_trainer)
         scoring_trainer.iteration = self.iteration  # a reward function may ask for it
@@ -155,8 +158,11 @@ class AsyncTrainer(RLHFTrainer):
     """An RLHFTrainer whose responses are written and scored while it learns.
 
     The weights that write a batch are at most `max_staleness` iterations old. With 0 nothing
-    overlaps. The log says how old they were, as `staleness`. A sampler of `use_sampler` writes in
-    the thread; evaluation is left to the policy itself. Raises ValueError for settings that need
+    overlaps. The log says how old they were, as `staleness`. π_old in the ratio is the policy as it
+    is when it learns; `importance_cap` weighs the tokens by π_old/μ, where μ wrote them. A
+    checkpoint holds no batch that was written ahead: a run that is resumed writes it again, with
+    the newest weights. A sampler of `use_sampler` writes in the thread; evaluation is left to the
+    policy itself. Raises ValueError for settings that need
     another order, see `require_async`.
     """
 
@@ -171,7 +177,7 @@ class AsyncTrainer(RLHFTrainer):
         self.max_staleness = max_staleness
         self.make_sampler: Callable[[Agent, Tokens], Sampler] = PolicySampler
         self.background: BackgroundSampler | None = None  # while `train` runs
-        self.batch: SampledAhead | None = None  # that the trainer learns from
+        self.taken: SampledAhead | None = None  # the batch that the trainer learns from
 
     def use_sampler(self, make: Callable[[Agent, Tokens], Sampler]) -> None:
         "Let another sampler write in the thread, with the weights that the thread has."
@@ -212,20 +218,20 @@ class AsyncTrainer(RLHFTrainer):
         finally:
             self.background.stop()
             self.background = None
-            self.batch = None
+            self.taken = None
 
     def rollout(self, prompts: Prompts) -> Rollout:
         "r ~ μ(·|q): take the next batch of the thread. Outside `train` the policy samples now."
         if self.background is None:
             return super().rollout(prompts)
-        self.batch = self.background.next_batch()
-        return self.batch.rollout
+        self.taken = self.background.next_batch()
+        return self.taken.rollout
 
     def ask_rewards(self, rollout: Rollout, reward_fn: Rewards, kind: str = "text") -> Rollout:
         "Return a copy with scores; waits for that of a batch of the thread."
-        batch = self.batch
-        if batch is not None and rollout is batch.rollout and kind == "text":
-            return batch.scored.result()
+        taken = self.taken
+        if taken is not None and rollout is taken.rollout and kind == "text":
+            return taken.scored.result()
         return super().ask_rewards(rollout, reward_fn, kind)
 
     def more_settings(self) -> dict[str, Any]:

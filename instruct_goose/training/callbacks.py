@@ -53,7 +53,9 @@ class Callback(Generic[Trainer]):
         """Called when the responses are scored: `rollout.scores` is there, (B,).
 
         Groups that dynamic sampling replaces or drops have gone. `reward_clip` and the penalties
-        for cut and long responses have acted on the scores; a KL and a reward scale have not.
+        for cut and long responses have acted on the scores; a KL and a reward scale have not. What
+        is changed in the scores is learnt from, but for reward_weighting="scaled": there the
+        advantages are made of `rollout.score_parts`.
         """
 
     def on_annotate(self, trainer: Trainer, annotations: Annotations, /) -> None:

@@ -353,10 +353,10 @@ def greedy_baseline(
     2023), algorithm 1; taking the KL penalty off as well is ours, so that both sides of R − b are
     total rewards.
     """
-    greedy, row = greedy_responses(sampler, rollout, config)
-    answers = attach_texts(greedy, tokenizer)[row]
-    answers.columns = rollout.columns
-    return require_scores(ask_rewards(answers)) - kl_penalty(greedy)[row]
+    greedy, greedy_row = greedy_responses(sampler, rollout, config)  # the one of each row
+    of_each_row = attach_texts(greedy, tokenizer)[greedy_row]
+    of_each_row.columns = rollout.columns
+    return require_scores(ask_rewards(of_each_row)) - kl_penalty(greedy)[greedy_row]
 
 # %% ../../nbs/reference/training/experience.ipynb #5d68bef7
 def count_group_tokens(
@@ -410,8 +410,10 @@ def make_experience(
 ) -> Experience:
     """Compute rₜ = score·[t = last] − β·kₜ, then Âₜ, whitened if asked, and R̂ₜ.
 
-    Raises ValueError for a rollout without scores, FloatingPointError for numbers that are not
-    finite.
+    In this order: reward_scaling divides the scores, the KL is taken off unscaled, an entry of
+    ADVANTAGES makes Âₜ and R̂ₜ of these rewards, and with whiten_advantages, the default, Âₜ is
+    whitened, whichever entry it is. Raises ValueError for a rollout without scores,
+    FloatingPointError for numbers that are not finite.
     """
     require_scores(rollout)
     require_finite(rollout, {"scores": rollout.scores, "baseline": rollout.baseline})

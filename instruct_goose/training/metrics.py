@@ -9,8 +9,8 @@ __all__ = ['Metrics', 'WATCHED', 'BARS', 'T', 'UNLOGGED_PARTS', 'LATER_METRICS',
            'History', 'sparkline', 'rollout_metrics', 'score_metrics', 'sampler_metrics', 'ratio_metrics',
            'minibatch_metrics', 'check_first_update', 'require_new_names', 'add_metrics', 'check_added_metrics',
            'held_out_parts', 'held_out_logged', 'average_updates', 'timing', 'trainer_metrics', 'moment_norm',
-           'prompt_metrics', 'policy_inputs', 'policy_input', 'special_token_texts', 'sample_weights', 'weight_changes',
-           'PolicyChange', 'progress_line']
+           'prompt_metrics', 'answered_prompts', 'policy_inputs', 'policy_input', 'special_token_texts',
+           'sample_weights', 'weight_changes', 'PolicyChange', 'progress_line']
 
 # %% ../../nbs/reference/training/metrics.ipynb #68e948e7
 import json
@@ -52,6 +52,7 @@ from ..objective.policy_loss import clipped_shares, policy_loss, probability_rat
 from ..objective.value_loss import explained_variance
 from instruct_goose.rollouts.rollout import (
     finished,
+    mean_of_logged,
     micro_batch_slices,
     require_scores,
     Rollout,
@@ -606,13 +607,8 @@ def held_out_parts(rollouts: Sequence[Rollout]) -> Metrics:
 
 def held_out_logged(rollouts: Sequence[Rollout]) -> dict[str, float]:
     "Average what reward functions logged of held-out rollouts, by name; each response counts once."
-    totals: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for rollout in rollouts:
-        for name, x in (rollout.logged or {}).items():
-            totals[name] = totals.get(name, 0.0) + x * len(rollout)
-            counts[name] = counts.get(name, 0) + len(rollout)
-    return {f"held_out_logged/{name}": total / counts[name] for name, total in totals.items()}
+    means = mean_of_logged(rollouts)
+    return {f"held_out_logged/{name}": mean for name, mean in means.items()}
 
 # %% ../../nbs/reference/training/metrics.ipynb #38f90fae
 def average_updates(
@@ -713,30 +709,47 @@ def prompt_metrics(
 
     White space and case do not count, nor special tokens that a prompt writes out, as one does
     that has the chat template's marks in it: `rollout.prompts` is decoded without them.
-    `prompts_kept` is None where the prompts are no texts.
-    `prompts_held_out`, the share of prompts that are held out as well, is None where none are.
+    `prompts_kept` is that of the prompts that the rollout answers, see `answered_prompts`; None
+    where the prompts are no texts. `prompts_held_out`, the share of prompts that are held out as
+    well, is that of the prompts given and of those in their place; None where none are held out.
     """
-    rows = prompts["query_ids"].tolist() if isinstance(prompts, dict) else prompts
-    read = policy_inputs(prompts)
+    answered = answered_prompts(prompts, rollout)
     different_texts = dict.fromkeys(rollout.prompts or ())
     encoded = "\n".join(_bare_text(text) for text in different_texts)
     special_tokens = special_token_texts(tokenizer) if tokenizer is not None else []
     is_kept = []
-    for row in rows:
+    for row in answered:
         text = _prompt_text(row)
         if text is not None and rollout.prompts:
             plain_text = text
             for token in special_tokens:
                 plain_text = plain_text.replace(token, "")
             is_kept.append(_bare_text(text) in encoded or _bare_text(plain_text) in encoded)
-    held = [text in held_out for text in read]
+    given = policy_inputs(prompts)
+    drawn_later = set(policy_inputs(answered)) - set(given)
+    held = [text in held_out for text in [*given, *drawn_later]]
     return {
-        "prompts_given": len(set(read)),
+        "prompts_given": len(set(given)),
         "prompts_kept": sum(is_kept) / len(is_kept) if is_kept else None,
         "prompts_held_out": sum(held) / len(held) if held_out else None,
     }
 
 # %% ../../nbs/reference/training/metrics.ipynb #e95bcd4a
+def answered_prompts(prompts: Sequence | dict, rollout: Rollout) -> Sequence:
+    """List the prompts that a rollout holds responses to, in the data's form.
+
+    They are those given, unless dynamic sampling has put others in their place or left some out.
+    Then they are read off the rollout's columns, one for each response.
+    """
+    drawn = rollout.drawn or {}
+    is_changed = drawn.get("groups_redrawn") or drawn.get("groups_dropped")
+    columns = rollout.columns or {}
+    if is_changed and "prompt" in columns:
+        rows = range(len(rollout))
+        return [{name: column[i] for name, column in columns.items()} for i in rows]
+    return prompts["query_ids"].tolist() if isinstance(prompts, dict) else prompts
+
+
 def policy_inputs(prompts: Sequence | dict) -> list[str]:
     """List what the policy reads of each prompt, as one text each.
 

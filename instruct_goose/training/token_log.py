@@ -52,12 +52,14 @@ def is_recorded(iteration: int, steps: int) -> bool:
 # %% ../../nbs/guides/microscope.ipynb #497630fb
 @torch.no_grad()
 def token_columns(
-    logprobs: Float[Tensor, "batch time"],  # log π after the update
+    logprobs: Float[Tensor, "batch time"],  # log π of the policy that the iteration leaves
     experience: Experience,
     config: RLHFConfig,
 ) -> dict[str, Tensor]:
     """Compute the numbers of each token that a record keeps, (B, T) each, by name.
 
+    `log_ratio` is that to π_old of the policy that the iteration leaves: mostly the one after its
+    updates, but where max_kl_to_reference has put a policy back, that one.
     `clipped` says which tokens the clip holds, at the policy after the iteration. In an iteration
     of one update it holds none: that update started at a ratio of 1.
     """
@@ -139,10 +141,12 @@ def recorded_rows(experience: Experience, rows: int) -> Tensor:  # indices, in o
     """Choose responses spread over the batch, in pairs to one prompt where a prompt has several.
 
     Two responses to one prompt begin in the same state, which lets them be compared. Different
-    pairs have different prompts, where there are such.
+    pairs have different prompts, where there are such. A pair begins at every second one of `rows`
+    evenly spaced places: its first response is the next one from there on whose prompt has not been
+    chosen, its second the next one to the same prompt, or else the one at the place in between.
     """
     count = len(experience)
-    spaced = list(range(0, count, math.ceil(count / rows)))  # each second one begins a pair
+    spaced = list(range(0, count, math.ceil(count / rows)))
     host = experience.on_host
     ids, mask = compact(host.query_ids, host.query_mask, side="right")
     _, prompts = torch.cat([ids * mask, mask], 1).unique(dim=0, return_inverse=True)
@@ -170,7 +174,7 @@ def recorded_rows(experience: Experience, rows: int) -> Tensor:  # indices, in o
 
 # %% ../../nbs/guides/microscope.ipynb #c75f9b05
 def record_tokens(
-    trainer: RLHFTrainer,  # just after its update
+    trainer: RLHFTrainer,  # at the end of the iteration
     experience: Experience,
     rows: int = 4,
     recompute: bool = True,  # also keep what the doctor computes again

@@ -237,7 +237,11 @@ class RLHFTrainer:
     def step(self, prompts: Prompts, reward_fn: Rewards) -> Metrics:
         """One iteration: the algorithm. Returns its metrics, by name.
 
-        Raises what the phases raise; FloatingPointError names the iteration and what is not finite.
+        Called by hand it does what it does in `train`, with these differences: no held-out prompt
+        is answered, `stop_reason` is set and nothing obeys it, no iteration is known to be the last
+        (whose policy max_kl_to_reference measures), and flat groups that are drawn again get new
+        responses to the same prompts. Raises what the phases raise; FloatingPointError names the
+        iteration and what is not finite.
         """
         with self.phases() as after:  # times each phase, and tells the callbacks of its result
             rollout = after.rollout(self.rollout(prompts))  # (1) r ~ π_old(·|q)
@@ -251,15 +255,18 @@ class RLHFTrainer:
     def rollout(self, prompts: Prompts) -> Rollout:
         """r ~ π_old(·|q): the sampler answers each prompt group_size times, side by side.
 
-        Raises ValueError for prompts that cannot be answered.
+        Moves on the generator `generators.sampling`. Raises ValueError for prompts that cannot be
+        answered.
         """
         return self.generate(prompts, self.config.group_size, self.generators.sampling)
 
     def score(self, rollout: Rollout, reward_fn: Rewards) -> Rollout:
         """Score the responses, R(q, r); for advantage="greedy" also one greedy response a prompt.
 
-        Returns a copy of the rollout with its scores, (B,), some of its groups replaced or dropped
-        if the settings say so. With reward_scaling="running" the scores count in `reward_scale`.
+        Returns a copy of the rollout with its scores, (B,). With max_redraws groups of equal
+        scores are replaced, in `train` by responses to the next prompts of `prompt_order`. With
+        drop_flat_groups those that are still flat are left out: see `rollouts.dynamic_sampling`.
+        With reward_scaling="running" the scores of what is left count in `reward_scale`.
         Raises RewardError for a reward function that fails, for a score that is not finite and for
         a response that no function scores (None from all of them); TimeoutError for a function
         that takes longer than reward_timeout.
@@ -528,25 +535,26 @@ class RLHFTrainer:
         A checkpoint is written last of all: the callback that does so, `runs.directory.RunLog`, is
         the last one whose `on_iteration_end` is called. Returns all metrics of the iteration.
         """
-        metrics = self.measure(prompts, experience, update_log, seconds)
-        if self.iteration + 1 == self.ends_after:
-            metrics |= self.measure_final_kl(prompts)
-        kl_reason = self.stop_above_kl_limit(metrics)
-        metrics |= self.advance(metrics)  # from here on β, η and the count are the next one's
-        metrics |= self.evaluate_if_due(kl_reason)
-        reasons = self.ask_callbacks(experience, metrics)[:1]  # others often say the same
-        is_ended_by_callback = bool(reasons) and kl_reason is None
-        if is_ended_by_callback and "final_kl_to_reference" not in metrics:
-            metrics |= self.measure_final_kl(prompts)
-            kl_reason = self.stop_above_kl_limit(metrics)
+        with explain_nonfinite(self.agent, self.ref_model, self.iteration):
+            metrics = self.measure(prompts, experience, update_log, seconds)
+            is_last = self.iteration + 1 == self.ends_after
+            if is_last:
+                metrics |= self.measure_final_kl(prompts)
+            kl_reason = self.enforce_kl_limit(metrics)
+            metrics |= self.advance(metrics)  # from here on β, η and the count are the next one's
+            metrics |= self.evaluate_if_due(is_above_kl_limit=kl_reason is not None)
+            reasons = self.ask_callbacks(experience, metrics)[:1]  # others often say the same
+            if reasons and not is_last and kl_reason is None:  # a callback has made it the last
+                metrics |= self.measure_final_kl(prompts)
+                kl_reason = self.enforce_kl_limit(metrics)
+                if kl_reason is not None:  # the policy is another one now
+                    metrics |= self.evaluate_if_due(is_above_kl_limit=True)
             if kl_reason is not None:
-                metrics |= self.evaluate_if_due(kl_reason)  # the policy is another one now
-        if kl_reason is not None:
-            reasons.append(kl_reason)
-        self.stop_reason = None
-        if reasons:
-            self.stop_reason = f"iteration {metrics['iteration']}: {'; '.join(reasons)}"
-        self.moving_reference.follow_if_due(self.iteration)  # also a policy that was put back
+                reasons.append(kl_reason)
+            self.stop_reason = None
+            if reasons:
+                self.stop_reason = f"iteration {metrics['iteration']}: {'; '.join(reasons)}"
+            self.moving_reference.follow_if_due(self.iteration)  # also a policy that was put back
         call_hooks(self.callbacks, lambda c: c.on_iteration_end(self, experience, metrics))
         return metrics
 
@@ -581,18 +589,18 @@ class RLHFTrainer:
         """
         if self.kl_limit.limit is None:
             return {}
-        numbers = generator(self.config.seed, EVALUATION_STREAM)
-        with explain_nonfinite(self.agent, self.ref_model, self.iteration):
-            rollout = self.generate(prompts, self.config.group_size, numbers)
-            kl = self.annotate(rollout).kl
+        sampling = generator(self.config.seed, EVALUATION_STREAM)
+        rollout = self.generate(prompts, self.config.group_size, sampling)
+        kl = self.annotate(rollout).kl
         if kl is None:
             return {}
         return {"final_kl_to_reference": json_number(masked_sum(kl, rollout.mask, dim=-1).mean())}
 
-    def stop_above_kl_limit(self, metrics: Metrics) -> str | None:
+    def enforce_kl_limit(self, metrics: Metrics) -> str | None:
         """Put the last policy within max_kl_to_reference back, if the KL has exceeded it.
 
-        Returns the reason to stop; None: the run may go on.
+        The policy's weights alone: values, the optimizer's moments and the count of iterations
+        stay. Returns the reason to stop, which `end_iteration` obeys; None: the run may go on.
         """
         reason = self.kl_limit.reason_to_stop(metrics)
         if reason is not None:
@@ -640,9 +648,12 @@ class RLHFTrainer:
     ) -> list[Metrics]:
         """Iterate `step`. If the run ends early, `stop_reason` says why.
 
-        Nothing is written: `recipes.training.train_in` trains with log and checkpoints. An error or
-        Ctrl-C in the middle of an update leaves the policy half updated. With keep_best the last
-        policy stays in the trainer, until `load_best` puts the best one back.
+        It begins where the trainer stands: `iteration`, optimizer and `prompt_order` go on. Nothing
+        is written: `recipes.training.train_in` trains with log and checkpoints. After an error or
+        Ctrl-C in the middle of an iteration the trainer has made some of its updates, and another
+        `train` makes that iteration again, with the next prompts. For a whole one load a
+        `state_dict` that was copied before. With keep_best the last policy stays in the trainer,
+        until `load_best` puts the best one back.
         Raises ValueError where nothing is left to do, the learning rate's schedule has ended, the
         prompts run out, or eval_every is set without held_out; TypeError for callbacks that are
         none.
@@ -738,9 +749,11 @@ class RLHFTrainer:
     ) -> Metrics:
         """Answer prompts that are not trained on: held_out_reward, and exact held_out_kl.
 
-        Of several reward functions each has its mean too, as held_out_reward/name. Dropout is off.
-        The policy stays as it is, and so does everything else of the trainer. Prompts that are too
-        long are treated as `train` treats them. Raises ValueError for an empty list of prompts.
+        The reward is the mean score as training has it: with reward_clip and the penalties for cut
+        and long responses, without KL and reward_scaling. Of several reward functions each has its
+        mean too, as held_out_reward/name. Dropout is off. The policy stays as it is, and so does
+        everything else of the trainer. Prompts that are too long are treated as `train` treats
+        them. Raises ValueError for an empty list of prompts.
         """
         scores = []
         kls = []
@@ -763,7 +776,7 @@ class RLHFTrainer:
 
     def evaluate_if_due(
         self,
-        kl_reason: str | None,  # why the policy of `kl_limit` was put back; None: it was not
+        is_above_kl_limit: bool,  # then the policy kept by `kl_limit`, if any, is in the trainer
     ) -> Metrics:
         """Evaluate on the held-out prompts of `train`, if it is time.
 
@@ -772,7 +785,7 @@ class RLHFTrainer:
         if self.held_out is None or not self.held_out.is_due(self.iteration):
             return {}
         iterations_seen: int | None = self.iteration
-        if kl_reason is not None and self.kl_limit.weights is not None:
+        if is_above_kl_limit and self.kl_limit.weights is not None:
             iterations_seen = self.kl_limit.iteration
         return self.evaluate_held_out(self.held_out, iterations_seen)
 
@@ -786,8 +799,7 @@ class RLHFTrainer:
         With keep_best it is kept if its KL is within max_kl_to_reference and no other one had a
         higher reward. A call of `evaluate` by hand keeps none.
         """
-        with explain_nonfinite(self.agent, self.ref_model, self.iteration - 1):
-            log = self.evaluate(held_out.prompts, held_out.reward_fn, self.config.eval_greedy)
+        log = self.evaluate(held_out.prompts, held_out.reward_fn, self.config.eval_greedy)
         limit = self.config.max_kl_to_reference
         kl = log["held_out_kl"]
         within_limit = limit is None or (kl is not None and kl <= limit)
@@ -805,8 +817,8 @@ class RLHFTrainer:
         From the same random numbers each time, so that two evaluations can be compared.
         """
         sampling = None if greedy else generator(self.config.seed, EVALUATION_STREAM)
-        for some in prompt_chunks(prompts, self.config.batch_size):
-            yield self.generate(some, 1, sampling)
+        for chunk in prompt_chunks(prompts, self.config.batch_size):
+            yield self.generate(chunk, 1, sampling)
 
     # ---------------------------------------------------------------- beside the algorithm
 
@@ -875,7 +887,7 @@ class RLHFTrainer:
 
     @property
     def best_weights(self) -> dict[str, Tensor] | None:
-        "With keep_best: the best policy's weights, on the CPU, for `load_state_dict`."
+        "With keep_best: the best policy's weights on the CPU, for `agent.model.load_state_dict`."
         return self.best_policy.named_weights()
 
     def load_kept_policy(
@@ -1078,5 +1090,8 @@ class HeldOut(NamedTuple):
     policy_inputs: frozenset[str] = frozenset()  # what the policy reads of each
 
     def is_due(self, iteration: int) -> bool:
-        "Is it time to evaluate, when so many iterations are done?"
+        """Is it time to evaluate, when so many iterations are done?
+
+        Never before the first; after the last of a run only where `every` divides their number.
+        """
         return iteration % self.every == 0

@@ -472,17 +472,19 @@ def check_base_lrs(schedule: LambdaLR, base_lrs: Sequence[Any]) -> None:
 class Coefficients:
     """β of the KL penalty and c₂ of the entropy bonus, which may move each iteration.
 
-    β moves towards `kl_target`, c₂ acts below `entropy_target`; without those settings both stay.
+    β moves towards `kl_target`. With `entropy_target` c₂ moves too, and is used only in iterations
+    whose entropy is below the target. Without those settings both stay.
     """
 
     def __init__(self, config: RLHFConfig):
         self.config = config
         self.beta = config.beta
-        self.ent_coef = config.ent_coef
-        self.ent_coef_used: float | None = None  # of this iteration; None: the setting
+        self.ent_coef = config.ent_coef  # c₂
+        # what the updates of this iteration use: c₂, or 0 above the target; None: the setting
+        self.ent_coef_used: float | None = None
 
     def choose_ent_coef(self, experience: Experience) -> None:
-        """Choose the entropy bonus's weight for the updates of an iteration: 0 above the target.
+        """Choose the weight of the entropy bonus in this iteration's updates: c₂, or 0.
 
         Raises ValueError for an entropy that is not finite.
         """
@@ -494,7 +496,7 @@ class Coefficients:
         )
 
     def adapt(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Move both after an iteration. Returns what the log says about the entropy bonus.
+        """Move β and c₂ after an iteration. Returns what the log says about the entropy bonus.
 
         Raises ValueError for a KL or an entropy that is not finite.
         """

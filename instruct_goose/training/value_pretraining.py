@@ -76,8 +76,9 @@ def pretrain_values(
     that PPO would learn from, the KL penalty included. Each iteration makes epochs × minibatches
     steps. The trainer's optimizer, iteration and order of prompts stay as they are. Its random
     numbers go on, and with reward_scaling="running" its `reward_scale` keeps the scores.
-    Callbacks are not called. Raises ValueError for a trainer without a critic, for several
-    processes, and what a rollout and its rewards raise.
+    Callbacks are not called, and nothing is written. Call it once, before the run: a checkpoint
+    holds the critic that it leaves, and says nothing else of it. Raises ValueError for a trainer
+    without a critic, for several processes, and what a rollout and its rewards raise.
     """
     config = trainer.config
     if config.needs != "values":

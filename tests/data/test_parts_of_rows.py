@@ -146,6 +146,14 @@ def test_an_answer_and_the_columns_that_nothing_is_done_with(row, parts, unused)
     assert made.parts == parts and made.unused == unused
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_named_column_without_a_prompt_is_an_empty_one(chat):
+    row = {"film": None, "completion": "a"}
+    made = read_answer(row, WHERE, {"prompt": "film"}, chat)
+    assert made.parts == {"prompt": "", "completion": "a"}
+    refusal("empty", "film is None", read_prompt, {"film": None}, WHERE, {"prompt": "film"}, chat)
+
+
 def test_the_column_of_the_label_is_used():
     row = {"prompt": "q", "completion": "a", "kto_tag": "true", "id": 1}
     made = read_answer(row, WHERE, {}, True, labels=True)

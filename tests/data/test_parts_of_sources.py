@@ -19,7 +19,6 @@ from instruct_goose.data.load import (
     UnusedColumns,
     check_path,
     check_source,
-    count_tokens,
     format_of,
     formats_table,
     has_template,
@@ -316,33 +315,23 @@ def tokenizer():
 
 
 @pytest.mark.parametrize(
-    "whole, ask, n",
-    [
-        ("q a", False, 2),
-        ("q a", True, 2),
-        ([user()], False, 4),  # <|im_start|> user q <|im_end|>
-        ([user()], True, 6),  # and <|im_start|> assistant
-        ([user(), said("a b")], False, 9),
-    ],
-)
-def test_tokens_are_those_of_the_text_or_of_the_chat_template(whole, ask, n, tokenizer):
-    assert count_tokens(whole, tokenizer, ask, "row 0") == n
-
-
-@pytest.mark.parametrize(
     "read, row, n, name",
     [
         (load_prompts, {"prompt": "q q q"}, 3, "the prompt"),
         (load_prompts, {"prompt": [user()]}, 6, "the prompt"),
-        (load_answers, {"prompt": "q q", "completion": " a"}, 3, "prompt and completion"),
+        (load_answers, {"prompt": "q q", "completion": " a"}, 4, "prompt and completion"),
         (load_answers, {"messages": [user(), said()]}, 8, "prompt and completion"),
-        (load_pairs, {"prompt": "q", "chosen": " a a", "rejected": " b"}, 3, "prompt and chosen"),
-        (load_pairs, {"prompt": "q", "chosen": " a", "rejected": " b b"}, 3, "prompt and rejected"),
+        (load_pairs, {"prompt": "q", "chosen": " a a", "rejected": " b"}, 4, "prompt and chosen"),
+        (load_pairs, {"prompt": "q", "chosen": " a", "rejected": " b b"}, 4, "prompt and rejected"),
     ],
 )
-def test_a_row_may_be_as_long_as_is_allowed_and_no_longer(read, row, n, name, tokenizer):
+def test_a_row_may_be_as_long_as_is_allowed_with_its_end_and_no_longer(
+    read, row, n, name, tokenizer
+):
     assert len(read([row], tokenizer=tokenizer, max_length=n)) == 1
-    with pytest.raises(BadRow, match=f"row 0: {name} has {n} tokens, max_length is {n - 1}") as e:
+    with pytest.raises(
+        BadRow, match=f"row 0: {name}: {n} tokens, and max_length is {n - 1}: "
+    ) as e:
         read([row], tokenizer=tokenizer, max_length=n - 1)
     assert e.value.reason == "length"
     assert len(read([row], tokenizer=tokenizer)) == 1  # nobody counts
@@ -350,13 +339,14 @@ def test_a_row_may_be_as_long_as_is_allowed_and_no_longer(read, row, n, name, to
 
 def test_a_conversation_is_counted_through_its_template(tokenizer):
     bare = tiny_smollm(["q"])[1]
-    bare.chat_template = None
-    with pytest.raises(ValueError, match="row 3 is a conversation, and the tokenizer has no chat"):
-        count_tokens([user()], bare, False, "row 3")
-    bare.chat_template = "{{ raise_exception('no') }}"
-    with pytest.raises(BadRow, match="row 3: the chat template refuses it: .*: no") as e:
-        count_tokens([user()], bare, False, "row 3")
-    assert e.value.reason == "template"
+    for template, says in (
+        (None, "row 0: the prompt .*no chat template"),
+        ("{{ raise_exception('no') }}", "row 0: the prompt: the chat template refuses it: .*: no"),
+    ):
+        bare.chat_template = template
+        with pytest.raises(BadRow, match=says) as e:
+            load_prompts([[user()]], tokenizer=bare, max_length=9)
+        assert e.value.reason == "template"
     bare.chat_template = None
     assert [has_template(t) for t in (None, tokenizer, bare)] == [True, True, False]
 

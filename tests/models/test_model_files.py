@@ -2,6 +2,7 @@
 whose weights are compared, where a generation stops. The oracles are files written by hand."""
 
 import json
+import shutil
 import warnings
 from types import SimpleNamespace
 
@@ -358,9 +359,20 @@ def saved_adapters(path, base):
     return path
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    "A base and adapters on it, saved once; each test gets a copy."
+    place = tmp_path_factory.mktemp("saved")
+    saved_adapters(place / "adapters", saved_base(place / "base"))
+    return place
+
+
 @pytest.fixture
-def adapters(tmp_path):
-    return saved_adapters(tmp_path / "adapters", saved_base(tmp_path / "base"))
+def adapters(saved, tmp_path):
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "adapters/adapter_config.json"
+    write(file, read_config(file) | {"base_model_name_or_path": str(tmp_path / "base")})
+    return tmp_path / "adapters"
 
 
 def test_merged_adapters_learn_as_a_whole_and_are_named_after_their_directory(adapters):

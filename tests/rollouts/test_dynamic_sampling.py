@@ -10,6 +10,7 @@ from small_trainer import trainer as small_trainer
 
 from instruct_goose.doctor.rules import Run, prompts_lost
 from instruct_goose.rollouts.dynamic_sampling import resample_flat_groups
+from instruct_goose.rollouts.prompts import PromptOrder
 from instruct_goose.training.callbacks import Callback
 
 PROMPTS = ["w0 w3", "w5", "w1 w1 w2", "w8 w7", "w4", "w2", "w6 w6"]
@@ -59,6 +60,44 @@ def test_flat_groups_give_way_to_the_next_prompts_in_their_place():
         (1 + 1 + 0 + 1 + 2 + 2 + 3 + 4 + 5 + 6 + 7 + 7 + 8 + 8) / 14
     )
     assert not t.prompt_order.is_open  # the prompts belong to that call of train
+
+
+def test_what_a_reward_logs_is_averaged_over_all_rounds():
+    "Eight responses with .25 each, then four with 1: (8 · .25 + 4 · 1) / 12 = .5."
+    scores = [[1, 1, 0, 1, 2, 2, 3, 4], [5, 6, 7, 7]]
+    heights = [0.25, 1.0]
+
+    def judge(prompts, log_metric):
+        log_metric("height", heights.pop(0))
+        return [float(x) for x in scores.pop(0)]
+
+    history = trainer(max_redraws=1).train(PROMPTS, judge, steps=1, progress=False)
+    assert history[0]["groups_redrawn"] == 2
+    logged = [value for name, value in history[0].items() if name.endswith("height")]
+    assert logged == [pytest.approx(0.5)]
+
+
+@pytest.mark.parametrize("settings", [dict(max_redraws=2), dict(drop_flat_groups=True)])
+def test_prompts_that_were_replaced_or_dropped_do_not_count_as_cut(settings):
+    t = trainer(**settings)
+    history = t.train(PROMPTS, only_even, progress=False)
+    counts = [m["groups_redrawn"] + m["groups_dropped"] for m in history]
+    assert max(counts) > 0
+    assert [m["prompts_kept"] for m in history] == [1.0] * 4
+
+
+def test_a_prompt_that_is_drawn_later_can_be_held_out():
+    """Four prompts, groups of two: groups 0 and 2 are flat, and the next two prompts take their
+    places. One of these is held out, one of six prompts in all."""
+    order = PromptOrder(seed=trainer().config.seed)
+    order.open(PROMPTS)
+    drawn_later = order.take(6)[5]
+    t = trainer(max_redraws=1, eval_every=1)
+    script = Script([0, 0, 0, 1, 0, 0, 0, 1], [0, 1, 0, 1], [0])
+    (m,) = t.train(PROMPTS, script, steps=1, held_out=[drawn_later], progress=False)
+    assert m["groups_redrawn"] == 2
+    assert m["prompts_held_out"] == pytest.approx(1 / 6)
+    assert m["prompts_given"] == 4
 
 
 class KeepExperience(Callback):

@@ -271,6 +271,19 @@ def test_what_is_false_is_no_reason_to_stop(answer):
     assert t.stop_reason is None
 
 
+def test_an_error_of_the_final_kl_after_a_callback_has_stopped_names_the_iteration():
+    class BreakAndStop(Callback):
+        def on_iteration(self, trainer, experience, metrics):
+            if metrics["iteration"] < 1:
+                return None
+            next(iter(trainer.agent.model.parameters())).data.fill_(float("nan"))
+            return "enough"
+
+    t = trainer(max_kl_to_reference=1e9, callbacks=[BreakAndStop()])
+    with pytest.raises(FloatingPointError, match=r"^iteration 1: .* weight .* is not finite"):
+        t.train(PROMPTS, reward, progress=False)
+
+
 def test_beside_the_reason_of_a_callback_stands_that_a_policy_was_put_back():
     t = trainer(max_kl_to_reference=1e-9, callbacks=[StopWhen(lambda metrics: True)])
     t.train(PROMPTS, reward, progress=False)

@@ -129,7 +129,7 @@ def test_a_trainer_goes_on_as_if_nothing_had_happened(changes, tmp_path, plain):
 def test_the_state_holds_nothing_else():
     t = trainer()
     state = t.state_dict()
-    names = {"iteration", "base_lrs", "stop_reason", "environment", "identity", "parts"}
+    names = {"trainer", "iteration", "base_lrs", "stop_reason", "environment", "identity", "parts"}
     assert state.keys() == names
     assert state["parts"]["learner"]["moments"] == {}  # before the first update
     train(t, 1)
