@@ -52,7 +52,7 @@ FOREIGN_NAMES = {
     "mask_truncated_completions": "mask_truncated",
     "stop": "stop_strings",
     "stop_sequences": "stop_strings",
-    "tools": "TurnSampler(trainer.agent, trainer.tokens, environment), as trainer.sampler",
+    "tools": "trainer.use_sampler(lambda agent, tokens: TurnSampler(agent, tokens, environment))",
     "env_mask": "rollout.mask, which is False at what the environment wrote",
     "response_length": "max_new_tokens",
     "max_prompt_length": "long_rows, 'cut' or 'drop'",

@@ -63,7 +63,7 @@ class Evaluation(NamedTuple):
     """
 
     logprobs: Tensor  # log π(aₜ|sₜ)
-    entropy: Tensor | None  # of π(·|sₜ), nats
+    entropy: Tensor | None  # of π(·|sₜ), nats; None: not asked for
     values: Tensor | None  # V(sₜ), of the state before token t; None: none are learnt
     router_loss: Tensor | None = None  # of a mixture of experts, one number; None: none is learnt
 

@@ -654,6 +654,11 @@ def base_model_of(directory: str | Path) -> str:
     base = read_config(Path(directory) / "adapter_config.json").get("base_model_name_or_path")
     if base == SMOLLM:
         return SMOLLM
+    if base == "":
+        raise ValueError(
+            f"{directory} holds adapters of a model that was never on disk: pass base=, the model "
+            "or its directory"
+        )
     if isinstance(base, str) and Path(base).is_dir() and not Path(base).samefile(directory):
         return base
     raise ValueError(

@@ -514,7 +514,7 @@ def in_run_directory(
     name: str,  # of a new directory under runs/
     work: Callable[[Path, CheckpointManager], dict],  # returns the summary
     identity: Mapping[str, Any] | None = None,  # what else must be the same when it is resumed
-    **more_settings: Any,  # written to config.json beside the command's settings
+    **recorded: Any,  # written to config.json, and not compared when the run is resumed
 ) -> dict:
     """Do `work` in the directory of a new run, or of the one that `resume` names.
 
@@ -536,22 +536,24 @@ def in_run_directory(
         manager,
     ):
         path = out / "config.json"
-        settings = _settings_for_the_file(config, more_settings, path, manager)
+        settings = _settings_for_the_file(config, recorded, path, manager)
         if is_main_process():
             _write_settings(path, settings)
+            # a finished run that is made longer is not finished now, and policy/ may change
+            (out / "summary.json").unlink(missing_ok=True)
             print(f"The run goes to {shown_path(out)}. Seed {config.seed}.")
         summary = work(out, manager)
         if is_main_process():
             write_json(path, settings)  # of a run that went on, now that it has
             write_json(out / "summary.json", summary)
     if is_main_process():
-        print_worst_finding(out, settings_of(config) | more_settings)
+        print_worst_finding(out, settings_of(config) | recorded)
     return on_main_process(lambda: summary)
 
 # %% ../../nbs/reference/runs/directory.ipynb #8b13fd60
 def _settings_for_the_file(
     config: DirectoryConfig,
-    more_settings: Mapping[str, Any],
+    recorded: Mapping[str, Any],  # beside the command's settings
     path: Path,  # config.json, as the run left it; it need not be there
     manager: CheckpointManager,
 ) -> dict[str, Any]:
@@ -565,7 +567,7 @@ def _settings_for_the_file(
     }
     if isinstance(config, RLHFConfig):
         settings |= {"algorithm": config.algorithm}
-    return settings | asdict(config) | dict(more_settings)
+    return settings | asdict(config) | dict(recorded)
 
 
 def _write_settings(path: Path, settings: Mapping[str, Any]) -> None:

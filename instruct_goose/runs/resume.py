@@ -131,8 +131,8 @@ class CheckpointManager:
         every: int | None = None,  # None: by time alone, and when the block ends by an exception
         keep: int = 2,  # the newest so many checkpoints stay
     ):
-        self.run = Path(run_dir).absolute()  # a reward may change the working directory
-        self.directory = self.run / "checkpoints"
+        self.run_dir = Path(run_dir).absolute()  # a reward may change the working directory
+        self.checkpoint_dir = self.run_dir / "checkpoints"
         self.settings = json.loads(json.dumps(dict(settings), default=str))
         self.steps = steps
         self.every = every
@@ -207,8 +207,8 @@ class CheckpointManager:
             "stages": stages,
         }
         for name in LOGS:  # a checkpoint counts on its log
-            sync_file(self.run / name)
-        save_checkpoint(self.directory, tensors, record, self.keep)
+            sync_file(self.run_dir / name)
+        save_checkpoint(self.checkpoint_dir, tensors, record, self.keep)
         self.on_disk = latest
         self.saved_at = time.monotonic()
         # saving takes a tenth of the time at most
@@ -252,7 +252,7 @@ class CheckpointManager:
         return Path(path)
 
     def _read_newest(self) -> tuple[str | None, dict[str, Tensor], dict[str, Any]]:
-        path = newest_checkpoint(self.directory)
+        path = newest_checkpoint(self.checkpoint_dir)
         if path is None:
             return None, {}, {}
         tensors, record = load_checkpoint(path)
@@ -270,10 +270,10 @@ class CheckpointManager:
         self.signals = SignalWatch()
         with ExitStack() as block:
             if is_main_process():
-                block.enter_context(locked(self.run))
-                remove_unfinished(self.run, TEMPORARY_FILE)
-                remove_unfinished(self.directory)
-                self.began_empty = not any(self.run.iterdir())
+                block.enter_context(locked(self.run_dir))
+                remove_unfinished(self.run_dir, TEMPORARY_FILE)
+                remove_unfinished(self.checkpoint_dir)
+                self.began_empty = not any(self.run_dir.iterdir())
                 block.enter_context(self.signals)
                 _watch_forks()
                 _at_work.add(self)
@@ -310,21 +310,21 @@ class CheckpointManager:
         progress = self.on_disk.progress
         if progress is not None:
             return (
-                f"Stopped. {shown_path(checkpoints(self.directory)[-1])} holds the run after "
+                f"Stopped. {shown_path(checkpoints(self.checkpoint_dir)[-1])} holds the run after "
                 f"{progress.done} of {progress.total} steps of the stage {progress.stage!r}.\n"
                 f"To go on: {self._command_to_go_on(flags)}"
             )
         with suppress(OSError):
             self._remove_empty_run()
         return (
-            f"Stopped before the first whole step; {shown_path(self.run)} holds nothing to go on "
-            "from."
+            f"Stopped before the first whole step; {shown_path(self.run_dir)} holds nothing to go "
+            "on from."
         )
 
     def _command_to_go_on(self, flags: str) -> str:
         if self.to_go_on is not None:
             return self.to_go_on
-        return f"the same command with --output-dir {shell_path(self.run)} --resume{flags}"
+        return f"the same command with --output-dir {shell_path(self.run_dir)} --resume{flags}"
 
     def _remove_empty_run(self) -> None:
         """Free the directory of a run that has done nothing, for the next one.
@@ -333,15 +333,15 @@ class CheckpointManager:
         """
         if not self.began_empty:
             return
-        files = list(self.run.iterdir())
+        files = list(self.run_dir.iterdir())
         for file in files:
             is_empty_log = file.name in LOGS and file.stat().st_size == 0
             if file.is_symlink() or not (is_empty_log or file.name == "config.json"):
                 return
         for file in files:
             file.unlink()
-        if not self.run.is_symlink() and self.run != Path.cwd():
-            self.run.rmdir()
+        if not self.run_dir.is_symlink() and self.run_dir != Path.cwd():
+            self.run_dir.rmdir()
 
 # %% ../../nbs/guides/resume.ipynb #0be4732f
 @dataclass

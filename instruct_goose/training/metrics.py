@@ -505,6 +505,7 @@ def minibatch_metrics(
     for trace in traces:
         for name, part in trace.parts.items():
             parts.setdefault(name, []).append(part)
+    require_new_names(["kl_to_old"], parts)  # `ppo_loss` returns the other names of `log` too
     for name, numbers in parts.items():
         if name not in UNLOGGED_PARTS and name not in log:
             log[name] = torch.stack(numbers).sum()

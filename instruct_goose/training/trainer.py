@@ -227,7 +227,7 @@ class RLHFTrainer:
         self.reward_scale = RewardScale()
         self.best_policy = BestPolicy(self.agent)
         self.kl_limit = KLLimit(self.agent, self.config.max_kl_to_reference)
-        self.held_out: HeldOut | None = None  # while `train` runs, with eval_every
+        self.held_out: HeldOut | None = None  # of train(held_out=…), while it runs
         self.ends_after: int | None = None  # while `train` runs: iterations done when it ends
         self.iteration = 0  # iterations done
         self.stop_reason: str | None = None  # why the last `train` ended early
@@ -386,11 +386,13 @@ class RLHFTrainer:
     def loss(self, new: Evaluation, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
         """L = −L^CLIP + c₁·L^VF − c₂·S, perhaps + β·KL, and its parts for the log.
 
-        Override this; the parts are detached, one number each. `batch` is one micro-batch of
-        several: average with `aggregate(…, **aggregation_args(self.config, batch))`, which divides
-        by the count of the whole minibatch, or the loss depends on how it is cut. The log has the
-        sum of a part over the micro-batches. It must change nothing of its own: a run's log calls
-        it once more, in the main process.
+        Override this; the parts are detached, one number each. `new.entropy` is None unless
+        ent_coef is above 0 or entropy_target is set, and `new.values` unless the advantage needs
+        values. `batch` is one micro-batch of several: average with
+        `aggregate(…, **aggregation_args(self.config, batch))`, which divides by the count of the
+        whole minibatch, or the loss depends on how it is cut. The log has the sum of a part over
+        the micro-batches. It must change nothing of its own: a run's log calls it once more, in
+        the main process.
         """
         ent_coef = self.coefficients.ent_coef_used
         balance = router_coef(self.agent.model, self.config.router_aux_loss_coef)
@@ -544,7 +546,8 @@ class RLHFTrainer:
             metrics |= self.advance(metrics)  # from here on β, η and the count are the next one's
             metrics |= self.evaluate_if_due(is_above_kl_limit=kl_reason is not None)
             reasons = self.ask_callbacks(experience, metrics)[:1]  # others often say the same
-            if reasons and not is_last and kl_reason is None:  # a callback has made it the last
+            is_ended_by_callback = bool(reasons) and not is_last and kl_reason is None
+            if is_ended_by_callback:  # only now this iteration is known to be the last
                 metrics |= self.measure_final_kl(prompts)
                 kl_reason = self.enforce_kl_limit(metrics)
                 if kl_reason is not None:  # the policy is another one now
@@ -914,9 +917,13 @@ class RLHFTrainer:
             )
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """The policy as a plain transformers model, the value head and the tokenizer.
+        """Write the policy as a transformers model, the value head and the tokenizer.
 
-        Raises OSError, saying what to do, if it cannot be written.
+        `AutoModelForCausalLM.from_pretrained(directory)` loads the policy, in the precision that it
+        was stored in before. Of a policy with adapters these alone are written, and
+        `models.loading.save_merged` makes a whole model of them. With keep_best call `load_best`
+        first: what is written is the policy that is in the trainer. Raises OSError, saying what to
+        do, if it cannot be written.
         """
         on_main_process(
             lambda: save_model(unsharded_copy(self.agent), self.tokenizer, directory, self.eos_ids)

@@ -6,9 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_trainer import HELD_OUT, PROMPTS, no_clock, reward, same, trainer, weights
+from small_trainer import HELD_OUT, PROMPTS, no_clock, reward, same, tiny, trainer, weights
 
 from instruct_goose import train_in
+from instruct_goose.models.adapters import with_lora
+from instruct_goose.models.agent import Agent
+from instruct_goose.models.loading import load_model
 from instruct_goose.recipes.own_model import SFTConfig
 from instruct_goose.recipes.training import answer, fingerprint_of_prompts, first_of
 from instruct_goose.runs.directory import settings_of
@@ -177,11 +180,12 @@ def test_what_a_second_call_says_is_said_in_python(tmp_path):
 
 
 class EndsIn(Callback):
-    def __init__(self, how):
+    def __init__(self, how, at=2):
         self.how = how
+        self.at = at
 
     def on_iteration(self, trainer, experience, metrics):
-        if trainer.iteration == 2:
+        if trainer.iteration == self.at:
             if self.how == "stop":
                 return "seen enough"
             raise KeyboardInterrupt
@@ -237,3 +241,70 @@ def test_threads_may_be_named_later():
     then = settings_of(SFTConfig(model=".", data=Path("rows.jsonl")))
     now = settings_of(SFTConfig(model=".", data=Path("rows.jsonl"), threads=1))
     assert then == now
+
+
+def test_a_finished_run_that_is_being_made_longer_is_not_finished(tmp_path):
+    "policy/ of the interrupted run is another one than the old summary's: asking for that is refused."
+    train_in(trainer(steps=1), tmp_path, PROMPTS, reward, progress=False)
+    grown = trainer(steps=4, callbacks=[EndsIn("interrupt", at=3)])
+    with pytest.raises(KeyboardInterrupt):
+        train_in(grown, tmp_path, PROMPTS, reward, resume=True, save_every=1, progress=False)
+    assert not (tmp_path / "summary.json").exists()
+    with pytest.raises(ValueError, match="steps was 4 and is 1"):
+        train_in(trainer(steps=1), tmp_path, PROMPTS, reward, resume=True, progress=False)
+    train_in(trainer(steps=4), tmp_path, PROMPTS, reward, resume=True, progress=False)
+    train_in(trainer(steps=4), tmp_path / "whole", PROMPTS, reward, progress=False)
+    assert log_of(tmp_path) == log_of(tmp_path / "whole")
+
+
+def stored(path, dtype):
+    tiny(dtype=dtype).save_pretrained(path)
+    return load_model(path)
+
+
+def test_a_finished_run_of_a_model_that_was_stored_in_bfloat16_is_loaded(tmp_path):
+    "It learns in float32 and is stored in bfloat16; what comes back is what policy/ holds."
+    trained = trainer(model=stored(tmp_path / "model", torch.bfloat16), steps=1)
+    train_in(trained, tmp_path / "run", PROMPTS, reward, progress=False)
+    fresh = trainer(model=load_model(tmp_path / "model"), steps=1)
+    train_in(fresh, tmp_path / "run", PROMPTS, reward, resume=True, progress=False)
+    for loaded, x in zip(
+        fresh.agent.model.parameters(), trained.agent.model.parameters(), strict=True
+    ):
+        assert loaded.dtype == torch.float32 and torch.equal(loaded, x.bfloat16().float())
+
+
+@pytest.mark.parametrize("kind", ["stored in bfloat16", "never on disk"])
+def test_a_finished_run_of_adapters_is_loaded_to_the_bit(tmp_path, kind):
+    pytest.importorskip("peft")
+
+    def with_adapters():
+        model = tiny(dtype=torch.float32)
+        if kind == "stored in bfloat16":
+            model = stored(tmp_path / "model", torch.bfloat16)
+        torch.manual_seed(0)
+        return trainer(model=with_lora(model, rank=2), steps=1)
+
+    trained = with_adapters()
+    train_in(trained, tmp_path / "run", PROMPTS, reward, progress=False)
+    fresh = with_adapters()
+    train_in(fresh, tmp_path / "run", PROMPTS, reward, resume=True, progress=False)
+    assert same(weights(fresh), weights(trained))
+
+
+def test_of_a_value_model_with_adapters_the_policy_alone_is_loaded_with_a_word(tmp_path):
+    "The value model was saved with its adapters merged, which cannot be told apart again."
+    pytest.importorskip("peft")
+
+    def with_two_models():
+        torch.manual_seed(0)
+        model = with_lora(tiny(dtype=torch.float32), rank=2)
+        return trainer(model=Agent(model, value_model="copy"), steps=1)
+
+    trained = with_two_models()
+    train_in(trained, tmp_path, PROMPTS, reward, progress=False)
+    fresh = with_two_models()
+    with pytest.warns(UserWarning, match="its values are not"):
+        train_in(fresh, tmp_path, PROMPTS, reward, resume=True, progress=False)
+    policies = [t.agent.model.parameters() for t in (fresh, trained)]
+    assert same(*policies)

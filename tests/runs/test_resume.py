@@ -55,7 +55,7 @@ def test_other_stages_are_saved_as_often(tmp_path):
     for name, of in (("a", 12), ("b", 30), ("c", 2)):
         for at in range(1, of + 1):
             step(manager, name, at, of)
-    assert [load_checkpoint(p)[1]["progress"][:2] for p in checkpoints(manager.directory)] == [
+    assert [load_checkpoint(p)[1]["progress"][:2] for p in checkpoints(manager.checkpoint_dir)] == [
         ["a", 4],
         ["a", 8],
         ["a", 12],
@@ -108,7 +108,7 @@ def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, c
         step(manager, "sft", 10, 10, w=torch.ones(1))
         step(manager, "ppo", 3, 10, x=x)
         x += 1  # half a step
-        assert not checkpoints(manager.directory)
+        assert not checkpoints(manager.checkpoint_dir)
         raise KeyboardInterrupt
     said = capsys.readouterr().err
     assert (
@@ -116,7 +116,7 @@ def test_memory_is_a_copy_and_goes_to_the_disk_when_the_block_breaks(tmp_path, c
         and f"--output-dir {tmp_path} --resume" in said
     )
     again = CheckpointManager(tmp_path, {"lr": 1.0}, steps=10)
-    assert again.resume() == checkpoints(again.directory)[0] and again.resumed_from == 3
+    assert again.resume() == checkpoints(again.checkpoint_dir)[0] and again.resumed_from == 3
     assert again.stage("ppo").newest_state["x"].tolist() == [0.0, 0.0]
     assert again.stage("sft").newest_state == {"w": torch.ones(1), "at": 10}
     assert again.stage("baselines").newest_state is None
@@ -294,7 +294,7 @@ def test_the_first_signal_while_an_error_is_saved_does_not_break_off_the_saving(
         step(manager, "ppo", 2, 5, x=torch.ones(1))
         monkeypatch.setattr(os, "fsync", signalled)
         raise ZeroDivisionError
-    assert len(checkpoints(manager.directory)) == 1
+    assert len(checkpoints(manager.checkpoint_dir)) == 1
 
 
 def test_a_signal_that_somebody_swallows_is_raised_again_after_the_step(tmp_path):
@@ -355,11 +355,11 @@ def test_a_child_that_is_terminated_or_fails_does_not_act_as_the_run(tmp_path, c
         step(manager, "ppo", 1, 9)
         manager.save()
         step(manager, "ppo", 2, 9)
-        [before] = checkpoints(manager.directory)
+        [before] = checkpoints(manager.checkpoint_dir)
         assert in_child(lambda: os.kill(os.getpid(), signal.SIGTERM)) == -signal.SIGTERM
         assert in_child(lambda: fail_in(manager)) == 0
         assert in_child(manager.save) == 0
-        assert checkpoints(manager.directory) == [before]
+        assert checkpoints(manager.checkpoint_dir) == [before]
         assert signal.getsignal(signal.SIGTERM) == manager.signals.receive  # the run's is as it was
         with pytest.raises(BlockingIOError), CheckpointManager(tmp_path, {}, steps=9):
             pass
@@ -496,12 +496,12 @@ def test_a_record_that_is_no_runs_is_named(tmp_path):
     again = CheckpointManager(tmp_path, {"lr": 1.0}, steps=4)
     again.resume()
     assert again.seconds()["wall_seconds"] >= 100  # they add up
-    tensors, record = load_checkpoint(newest_checkpoint(manager.directory))
+    tensors, record = load_checkpoint(newest_checkpoint(manager.checkpoint_dir))
     for odd in (
         *(record | change for change in CHANGES),
         *({k: x for k, x in record.items() if k != name} for name in ("settings", "progress")),
     ):
-        path = save_checkpoint(manager.directory, tensors, odd)
+        path = save_checkpoint(manager.checkpoint_dir, tensors, odd)
         with pytest.raises(ValueError, match=f"{path} is not that of a run"):
             CheckpointManager(tmp_path, {"lr": 1.0}, steps=4).resume()
 
@@ -603,24 +603,24 @@ def test_a_state_that_can_be_asked_for_is_not_copied_at_each_step(tmp_path):
     stage.offer_state(4, 4, state)
     stage.after_step(4, 4, state)
     assert len(asked) == 3 and manager.latest.progress == ("sft", 4, 4)
-    assert not checkpoints(manager.directory)
+    assert not checkpoints(manager.checkpoint_dir)
     stage.offer_state(2, 4, state)
     stage.after_step(2, 4, state, is_last=True)
-    assert len(asked) == 4 and len(checkpoints(manager.directory)) == 1
+    assert len(asked) == 4 and len(checkpoints(manager.checkpoint_dir)) == 1
 
 
 def test_what_is_on_disk_is_not_written_again(tmp_path):
     manager = CheckpointManager(tmp_path, {}, steps=4)
     manager.save()  # nothing is done
-    assert not manager.directory.exists()
+    assert not manager.checkpoint_dir.exists()
     manager.copy_state("ppo", 1, 4, {})
     manager.save()
     manager.save()
-    assert len(checkpoints(manager.directory)) == 1
+    assert len(checkpoints(manager.checkpoint_dir)) == 1
     manager.copy_state("ppo", 2, 4, {})
     manager.leave()  # as in a forked child
     manager.save()
-    assert len(checkpoints(manager.directory)) == 1
+    assert len(checkpoints(manager.checkpoint_dir)) == 1
 
 
 @pytest.mark.parametrize("stage, resumed_from", [("ppo", 3), ("sft", "sft")])
@@ -632,11 +632,11 @@ def test_a_run_says_where_it_was_resumed(tmp_path, stage, resumed_from):
     manager.copy_state(stage, 3, 4, {"x": 1})
     manager.save()
     again = CheckpointManager(tmp_path, {}, steps=4)
-    assert again.resume() == manager.directory / "checkpoint-000001"
+    assert again.resume() == manager.checkpoint_dir / "checkpoint-000001"
     assert again.resumed_from == resumed_from
     assert again.latest.progress == (stage, 3, 4) and again.on_disk is again.latest
     assert again.earlier_seconds["wall_seconds"] >= 50.0
-    record = load_checkpoint(manager.directory / "checkpoint-000001")[1]
+    record = load_checkpoint(manager.checkpoint_dir / "checkpoint-000001")[1]
     assert {"instruct_goose", "torch"} <= record["environment"].keys()
 
 
@@ -666,7 +666,7 @@ def test_how_to_go_on_is_said(tmp_path, capsys, error, to_go_on, says):
 def test_a_block_that_ends_well_saves_nothing_and_says_nothing(tmp_path, capsys):
     with CheckpointManager(tmp_path, {}, steps=4) as manager:
         manager.copy_state("sft", 2, 4, {})
-    assert not checkpoints(manager.directory) and capsys.readouterr().err == ""
+    assert not checkpoints(manager.checkpoint_dir) and capsys.readouterr().err == ""
 
 
 # ---------------------------------------------------------------- signals, without a run

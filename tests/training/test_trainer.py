@@ -930,7 +930,13 @@ def test_a_part_of_the_loss_replaces_no_metric(name):
         t.step(["a b"] * 8, words_a)
 
 
-OF_A_STEP = ["grad_norm", "policy_gradient_scale", "max_ratio_deviation_first", "stale_gradient"]
+OF_A_STEP = [
+    "kl_to_old",
+    "grad_norm",
+    "policy_gradient_scale",
+    "max_ratio_deviation_first",
+    "stale_gradient",
+]
 OF_AN_UPDATE = ["updates", "coverage_error", "kl_to_old_exact", "update_ratio"]
 OF_LATER = ["held_out_reward", "final_kl_to_reference", "ent_coef", "reference_moved"]
 
