@@ -320,6 +320,15 @@ TERMS = {  # term: what it is, the lesson that teaches it, other words for it (m
     ),
 }
 ALIASES = {  # what else is typed into the search -> the page that teaches it
+    "Q function": "learn/advantages",
+    "Q value": "learn/advantages",
+    "A2C": "learn/group",
+    "trajectory": "learn/from_a_reward_to_ppo",
+    "RLAIF": "guides/questions",
+    "constitutional AI": "guides/questions",
+    "DeepSeek-R1": "guides/questions",
+    "cold start": "guides/questions",
+    "size of the reward model": "learn/reward_model",
     "how to choose beta": "guides/first_settings",
     "which beta": "guides/first_settings",
     "alignment tax": "guides/questions",

@@ -82,7 +82,7 @@ def steps(workers: int, deep: bool = False) -> dict:
                 "pytest",
                 "-ra",
                 "-n",
-                str(workers),
+                str(workers + 1),  # a quarter of the time a test waits for a browser or a process
                 "--dist",
                 "worksteal",
                 "--ignore=tests/repo/test_current.py",

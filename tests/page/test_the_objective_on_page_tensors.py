@@ -11,6 +11,7 @@ NEEDS_MORE = {  # files that import what a page has not
     "test_gaussian.py": "torch.distributions.Normal",
     "test_group.py": "transformers",
     "test_logprobs_in_pieces.py": "torch's dispatch mode",
+    "test_parts_of_pieces.py": "addresses of memory, and devices",
 }
 FAILS = {  # tests that do not hold, and why
     "test_kl.py::test_exact_kl_dtypes_and_logits_refused[dtype2]": "it draws bfloat16",
