@@ -520,7 +520,8 @@ def in_run_directory(
 
     Returns the summary that `work` has made, which summary.json gets last of all: a directory that
     has one holds a finished run. Of a finished run the one that is there is returned, and nothing
-    is done. Raises as `finished_run` and `open_run`, before anything is written.
+    is done; of one that is made longer it goes, until the longer run is finished. Raises as
+    `finished_run` and `open_run`, before anything is written.
     """
     replace_unprintable()
     init_processes()  # of torchrun: they meet before one of them takes the directory
