@@ -345,3 +345,10 @@ def test_an_unanimous_group_is_finite_and_teaches_no_group_preset(name):
     assert slope.isfinite().all()
     if PRESETS[name]["group_size"] > 1:
         assert slope.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("placement, shown", [("reward", "reward, k1"), ("loss", "loss, k2")])
+def test_an_estimator_that_is_not_set_shows_as_what_it_stands_for(placement, shown, monkeypatch):
+    start = PRESETS["grpo"] | dict(beta=0.04, kl_estimator=None, kl_placement=placement)
+    monkeypatch.setitem(PRESETS, "grpo", start)
+    assert f"| {shown}, " in rows()["grpo"]

@@ -136,6 +136,17 @@ def test_a_raw_score_is_what_the_reward_gave_and_an_end_is_an_end_token():
         assert response["score"] == pytest.approx(expected)
 
 
+def test_a_record_says_whether_the_scored_text_is_that_of_its_ids():
+    keep = Keep(4)
+    trainer, _ = trained(keep, steps=1)
+    [(record, experience, _)] = keep.seen
+    assert [response["same_text"] for response in record] == [True] * 4
+    first = recorded_rows(experience, 4).tolist()[0]
+    experience.texts[first] = "another text"
+    again = record_tokens(trainer, experience, 4)
+    assert [response["same_text"] for response in again] == [False, True, True, True]
+
+
 class FirstWordLost(RLHFTrainer):
     "Prompts lose their first token on the way to the model."
 
