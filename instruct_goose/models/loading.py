@@ -7,9 +7,10 @@ __all__ = ['SMOLLM', 'Kind', 'LAYER_COUNTS', 'SAMPLED_MATRICES', 'BASE_SAMPLE', 
            'find_model', 'holds_adapters', 'check_files', 'read_config', 'missing_weights', 'load_model',
            'load_tokenizer', 'load_generation_config', 'saved_ends', 'load_config', 'configured_vocabulary',
            'load_part', 'first_line_of', 'check_loaded_weights', 'without_tied', 'restore_head_bias', 'load_adapters',
-           'require_same_family', 'fit_embedding', 'saved_embedding_rows', 'sample_of', 'base_matrices',
-           'add_base_sample', 'require_same_base', 'base_model_of', 'save_merged', 'save_atomically', 'load_smollm',
-           'require_smollm', 'tiny_smollm', 'as_stored', 'save_weights', 'SavesPretrained', 'save_model', 'align_ends']
+           'restore_precision', 'require_same_family', 'fit_embedding', 'saved_embedding_rows', 'sample_of',
+           'base_matrices', 'add_base_sample', 'require_same_base', 'base_model_of', 'save_merged', 'save_atomically',
+           'load_smollm', 'require_smollm', 'tiny_smollm', 'as_stored', 'save_weights', 'SavesPretrained', 'save_model',
+           'align_ends']
 
 # %% ../../nbs/reference/models/loading.ipynb #10ad0003
 import hashlib
@@ -464,7 +465,28 @@ def load_adapters(
     if model.can_generate() and model.generation_config is not None:
         ends = saved_ends(directory)
         model.generation_config.eos_token_id = ends or model.generation_config.eos_token_id
-    return widen_trainable(model)
+    return restore_precision(widen_trainable(model), directory)
+
+# %% ../../nbs/reference/models/loading.ipynb #restprec
+@torch.no_grad()
+def restore_precision(model: PreTrainedModel, directory: str | Path) -> PreTrainedModel:
+    """Copy the saved numbers into the weights that learn, which are float32; returns the model.
+
+    On a base in half precision the library rounds adapters as it loads them. A weight whose name
+    its file does not have keeps what it was given.
+    """
+    learning = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            saved_as = name.replace(".modules_to_save.default", "").replace(".default", "")
+            learning[f"base_model.model.{saved_as}"] = p
+    for file in Path(directory).glob("adapter_model*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            for key in learning.keys() & tensors.keys():
+                saved = tensors.get_tensor(key)
+                if saved.shape == learning[key].shape:
+                    learning[key].copy_(saved)
+    return model
 
 # %% ../../nbs/reference/models/loading.ipynb #10e7c3af
 def require_same_family(model: PreTrainedModel, directory: str | Path) -> None:

@@ -498,3 +498,21 @@ def test_peft_that_is_too_old_for_transformers_is_named_with_its_cure(tmp_path, 
     for use in (lambda: with_lora(model, 2), lambda: load_model(tmp_path / "adapters")):
         with pytest.raises(ImportError, match="needs peft 99.0 or newer.*pip install -U 'peft>=99"):
             use()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@families
+def test_adapters_come_back_to_the_bit_on_a_base_in_half_precision(name, dtype, tmp_path):
+    "Learnt in float32, saved, and loaded again; the base is what was stored."
+    tiny(name).to(dtype).save_pretrained(tmp_path / "base")
+    model = with_lora(load_model(str(tmp_path / "base"), dtype=dtype), rank=3)
+    torch.manual_seed(5)
+    for p in what_learns(model).values():
+        nn.init.normal_(p, std=0.3)
+    model.save_pretrained(tmp_path / "adapters")
+    again = load_adapters(tmp_path / "adapters", str(tmp_path / "base"), dtype=dtype)
+    learnt = what_learns(again)
+    assert learnt.keys() == what_learns(model).keys()
+    for place, p in what_learns(model).items():
+        assert p.dtype == learnt[place].dtype == torch.float32
+        assert torch.equal(p, learnt[place]), place
