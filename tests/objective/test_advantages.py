@@ -191,3 +191,9 @@ def test_group_refusals(unchecked):
             group_advantages(scores, size)
     with pytest.raises(ValueError, match="'median'"):
         group_advantages(scores, 2, "median")
+    for place, bad in ((0, math.inf), (1, math.nan), (3, -math.inf)):
+        scores = torch.arange(4.0)
+        scores[place] = bad  # the first of them is named
+        scores[3] = bad
+        with unchecked(), pytest.raises(ValueError, match=rf"scores\[{place}\] is {bad}"):
+            group_advantages(scores, 2)
