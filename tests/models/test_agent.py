@@ -6,7 +6,7 @@ import transformers
 from row_alone import BASE, FAMILIES, LAYOUTS, V, batch, near, oracle, tiny
 from transformers import AutoModelForCausalLM
 
-from instruct_goose.models.agent import Agent
+from instruct_goose.models.agent import Agent, make_reference
 from instruct_goose.models.families import trunk
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.tokens import word_tokenizer
@@ -156,3 +156,15 @@ def test_making_an_agent_leaves_the_random_generator_as_it_is(value_model):
     before = torch.get_rng_state()
     Agent(model, value_model=value_model)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("given", ["a model", "an agent", "nothing"])
+def test_a_reference_is_frozen_and_without_dropout(given):
+    "Also one that is passed as it learns; the policy stays as it is."
+    agent = Agent(tiny("gpt2").train())
+    other = tiny("gpt2", 1).train()
+    ref_model = {"a model": other, "an agent": Agent(other), "nothing": None}[given]
+    reference = make_reference(ref_model, agent)
+    assert not any(p.requires_grad for p in reference.parameters())
+    assert not any(module.training for module in reference.modules())
+    assert all(p.requires_grad for p in agent.model.parameters()) and agent.model.training
