@@ -74,6 +74,18 @@ def test_a_model_without_experts_is_refused_with_a_coefficient():
     assert router_coef(trainer().agent) == 0
 
 
+def test_without_a_setting_the_coefficient_is_the_models_own():
+    assert router_coef(torch.nn.Linear(2, 2)) == 0.0  # no language model
+    assert router_coef(trainer().agent) == 0.0  # no experts
+    assert router_coef(mixture("mixtral", router_aux_loss_coef=0.3)) == 0.0  # not asked for
+    asked_for = mixture("mixtral", output_router_logits=True, router_aux_loss_coef=0.3)
+    assert router_coef(asked_for) == 0.3
+    plain = trainer().agent  # its configuration knows no such coefficient
+    plain.model.config.output_router_logits = True
+    assert router_coef(plain) == 0.0
+    assert router_coef(asked_for, 0.2) == 0.2
+
+
 @mixtures
 def test_the_first_loss_of_a_stage_is_transformers_own_with_its_auxiliary_loss(name):
     "One row: without padding both average over the same tokens."
