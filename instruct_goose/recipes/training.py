@@ -144,8 +144,7 @@ def load_finished_policy(trainer: RLHFTrainer, directory: Path) -> None:
             base = base_model_of(directory)
         except ValueError:
             base = without_adapters(agent.model)
-        # on a base in half precision peft would round the adapters
-        return module_state(Agent.from_pretrained(directory, base, dtype=torch.float32))
+        return module_state(Agent.from_pretrained(directory, base, dtype=agent.model.dtype))
 
     weights = on_main_process(saved_weights)
     if agent.value_model is not None and has_adapters(agent.value_model):
