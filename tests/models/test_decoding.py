@@ -1,22 +1,46 @@
-"""The oracle is the model's own forward over the whole text of one row, without padding and without a cache."""
+"""The oracle is the model's own forward over the whole text of one row, without padding and without a cache.
+Which step a model gets, and what a step in a CUDA graph does when, is tested with stand-ins for the graph,
+which this machine cannot capture."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from torch import nn
+from torch.nn import functional as F
+from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from instruct_goose.models import decoding
 from instruct_goose.models.adapters import with_lora
 from instruct_goose.models.decoding import (
     FAMILIES,
+    GraphSteps,
     LibrarySteps,
     OwnSteps,
     StaticSteps,
+    attention,
+    concat_weights,
+    conv1d_layer,
     has_own_steps,
+    has_static_steps,
+    is_plain_cache,
+    is_unhooked,
+    layer_norm,
+    linear_layer,
+    only_marks_gradients,
+    product_rounding,
+    rms_norm,
+    rotate_halves,
     start_decoding,
 )
 from instruct_goose.models.tokens import pad
+
+# --- the numbers of a step
 
 V = 23
 BASE = dict(
@@ -269,3 +293,400 @@ def test_under_autocast_our_step_is_as_near_to_float32_as_the_library(name, stat
     assert casts and all(
         len(shape) == 3 or shape[0] == 4 for shape in casts
     )  # keys and values; or rows of them
+
+
+# --- which caches and which models
+
+
+def plain_llama():
+    return tiny(llama())
+
+
+def sliding(window):
+    return DynamicSlidingWindowLayer(sliding_window=window)
+
+
+def cache_of(*layers):
+    cache = DynamicCache()
+    cache.layers = list(layers)
+    return cache
+
+
+class OtherCache(DynamicCache):
+    pass
+
+
+class OtherLayer(DynamicLayer):
+    pass
+
+
+@pytest.mark.parametrize(
+    "cache, width, is_plain",
+    [
+        (cache_of(), 0, True),
+        (cache_of(DynamicLayer(), DynamicLayer()), 9, True),
+        (cache_of(sliding(8)), 8, True),
+        (cache_of(sliding(8)), 9, False),
+        (cache_of(DynamicLayer(), sliding(8)), 9, False),
+        (cache_of(sliding(8)), 0, True),
+        (cache_of(OtherLayer()), 0, False),
+        (cache_of(DynamicLayer(), OtherLayer()), 0, False),
+        (OtherCache(), 0, False),
+        (None, 0, False),
+    ],
+)
+def test_a_plain_cache_holds_keys_and_values_of_all_columns(cache, width, is_plain):
+    assert is_plain_cache(cache, width) == is_plain
+
+
+def make_inputs_require_grads(*_):
+    pass
+
+
+@pytest.mark.parametrize(
+    "hook, is_harmless", [(make_inputs_require_grads, True), (print, False), (object(), False)]
+)
+def test_the_hook_of_gradient_checkpointing_changes_no_number(hook, is_harmless, unchecked):
+    with unchecked():
+        assert only_marks_gradients(hook) == is_harmless
+
+
+def add_hook(model):
+    model.model.norm.register_forward_hook(lambda *_: None)
+
+
+def add_early_hook(model):
+    model.model.norm.register_forward_pre_hook(lambda *_: None)
+
+
+def add_marking_hook(model):
+    model.model.embed_tokens.register_forward_hook(make_inputs_require_grads)
+
+
+def change_forward(model):
+    model.model.norm.forward = lambda x: x
+
+
+class OwnNorm(nn.Module):
+    def forward(self, x):
+        return x
+
+
+def add_own_layer(model):
+    model.model.norm = OwnNorm()
+
+
+@pytest.mark.parametrize(
+    "change, is_plain",
+    [
+        (lambda model: None, True),
+        (add_hook, False),
+        (add_early_hook, False),
+        (add_marking_hook, True),
+        (change_forward, False),
+        (add_own_layer, False),
+    ],
+)
+def test_a_layer_that_somebody_changed_is_found(change, is_plain):
+    model = plain_llama()
+    change(model)
+    assert is_unhooked(model) == is_plain
+    assert has_own_steps(model) == is_plain and has_static_steps(model) == is_plain
+
+
+def test_modules_of_a_known_package_are_none_of_somebodys():
+    model = plain_llama()
+    add_own_layer(model)
+    assert is_unhooked(model, OwnNorm.__module__) and not is_unhooked(model, "other.")
+
+
+@pytest.mark.parametrize("name", ["_global_forward_hooks", "_global_forward_pre_hooks"])
+def test_a_hook_of_all_modules_is_found(name, monkeypatch):
+    monkeypatch.setattr(torch_module, name, {0: print})
+    assert not is_unhooked(plain_llama())
+
+
+def bfloat16(model):
+    model.bfloat16()
+
+
+def of_two_dtypes(model):
+    model.model.norm.double()
+
+
+def own_parameter(model):
+    class Own(nn.Parameter):
+        pass
+
+    model.lm_head.weight = Own(model.lm_head.weight.detach().clone())
+
+
+def other_activation(model):
+    model.config.hidden_act = "relu"
+
+
+@pytest.mark.parametrize(
+    "change", [bfloat16, of_two_dtypes, own_parameter, other_activation], ids=lambda f: f.__name__
+)
+def test_what_an_own_step_does_not_compute_is_left_to_the_library(change):
+    model = plain_llama()
+    assert has_own_steps(model)
+    change(model)
+    assert not has_own_steps(model)
+
+
+@pytest.mark.parametrize(
+    "rope, is_own, is_static",
+    [
+        ("default", True, True),
+        ("linear", True, True),
+        ("llama3", True, True),
+        ("yarn", False, True),
+        ("dynamic", False, False),
+        ("longrope", False, False),
+    ],
+)
+def test_angles_that_hold_for_every_length(rope, is_own, is_static):
+    model = plain_llama()
+    model.config.rope_parameters = {"rope_type": rope}
+    assert (has_own_steps(model), has_static_steps(model)) == (is_own, is_static)
+    model.config.rope_parameters = None
+    assert has_own_steps(model)
+
+
+@pytest.mark.parametrize(
+    "implementation, is_static", [("eager", True), ("sdpa", True), ("flash_attention_2", False)]
+)
+def test_a_mask_that_is_ready_is_taken_by_some_attentions(implementation, is_static):
+    model = plain_llama()
+    model.config._attn_implementation = implementation
+    assert has_static_steps(model) == is_static
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize(
+    "dtype, eps", [(torch.float32, 2.0**-23), (torch.bfloat16, 2.0**-7), (torch.float16, 2.0**-10)]
+)
+def test_products_are_as_coarse_as_their_type(dtype, eps, precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)  # counts on a GPU alone
+    try:
+        assert product_rounding(torch.zeros(2, dtype=dtype)) == eps
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+# --- operations
+
+
+def test_attention_is_the_softmax_of_scaled_products_shared_by_neighbouring_heads():
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, 3)
+    keys, values = torch.randn(2, 4, 5, 3)  # rows · key heads, time, D
+    bias = torch.zeros(4, 1, 5)
+    bias[:, :, 4] = -torch.inf
+    made = attention(q, keys, values, bias).view(2, 4, 3)
+    for row in range(2):
+        for head in range(4):
+            key_head = 2 * row + head // 2
+            scores = (keys[key_head, :4] @ q[row, head]) / 3**0.5
+            expected = scores.softmax(0) @ values[key_head, :4]
+            torch.testing.assert_close(made[row, head], expected)
+
+
+def test_a_rotation_turns_pairs_of_a_half_apart():
+    x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
+    cos = torch.tensor([0.6, 0.8, 0.6, 0.8])
+    sin = torch.tensor([0.8, 0.6, 0.8, 0.6])
+    signed = sin * torch.tensor([-1, -1, 1, 1])
+    angles = torch.stack([cos, signed])[None, :, None]
+    expected = [1 * 0.6 - 3 * 0.8, 2 * 0.8 - 4 * 0.6, 3 * 0.6 + 1 * 0.8, 4 * 0.8 + 2 * 0.6]
+    assert rotate_halves(x, angles).flatten().tolist() == pytest.approx(expected)
+
+
+def test_layers_as_functions_are_the_layers():
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    first, second = nn.Linear(4, 2), nn.Linear(4, 5)
+    both = torch.cat([first(x), second(x)], -1)
+    torch.testing.assert_close(linear_layer(first, second)(x), both)
+    bare = nn.Linear(4, 2, bias=False)
+    torch.testing.assert_close(linear_layer(bare)(x), bare(x))
+    conv = transformers.pytorch_utils.Conv1D(6, 4)
+    nn.init.normal_(conv.bias)
+    torch.testing.assert_close(conv1d_layer(conv)(x), conv(x))
+    norm = nn.LayerNorm(4, eps=0.3)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    torch.testing.assert_close(layer_norm(norm)(x), norm(x))
+    root = LlamaRMSNorm(4, eps=0.3)
+    nn.init.normal_(root.weight)
+    torch.testing.assert_close(rms_norm(root)(x), root(x))
+
+
+def test_weights_are_cast_once_under_autocast_and_one_alone_is_not_copied():
+    a, b = torch.ones(2, 3), torch.zeros(1, 3)
+    assert concat_weights(a) is a
+    assert concat_weights(a, b).tolist() == [[1] * 3, [1] * 3, [0] * 3]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert concat_weights(a, b).dtype == concat_weights(a).dtype == torch.bfloat16
+
+
+# --- a step in a graph
+
+
+class Counts:
+    "A step that counts: its logits are its token plus what it has been called."
+
+    def __init__(self):
+        self.calls = 0
+        self.kept = []
+
+    def __call__(self, token):
+        self.calls += 1
+        return token + 10.0 * self.calls
+
+    def keep(self, order):
+        self.kept.append(order.tolist())
+
+
+class Space:
+    "Captures by doing the work once; a replay writes the next logits in place."
+
+    cleared = 0
+
+    def __init__(self, fails=False):
+        self.fails = fails
+        self.captured = 0
+        self.replayed = 0
+
+    def capture(self, work):
+        if self.fails:
+            raise RuntimeError("no graph here")
+        self.captured += 1
+        work()
+        return SimpleNamespace(replay=self.replay)
+
+    def replay(self):
+        self.replayed += 1
+
+
+@pytest.fixture
+def spaces(monkeypatch, unchecked):
+    "use(space): what the next captures are made in; clearing is counted."
+
+    def use(space):
+        def capture_space(device):
+            return space
+
+        space.cleared = 0
+
+        def clear():
+            space.cleared += 1
+
+        capture_space.cache_clear = clear
+        monkeypatch.setattr(decoding, "capture_space", capture_space)
+        return space
+
+    with unchecked():
+        yield use
+
+
+def test_the_first_step_is_captured_and_all_are_replayed(spaces):
+    space = spaces(Space())
+    step = Counts()
+    graph = GraphSteps(step)
+    tokens = torch.tensor([1, 2])
+    first = graph(tokens)
+    assert (space.captured, space.replayed, step.calls) == (1, 1, 1)
+    assert first.tolist() == [11, 12] and graph.token is not tokens
+    again = graph(torch.tensor([3, 4]))
+    assert again is first and graph.token.tolist() == [3, 4]  # where the graph reads
+    assert (space.captured, space.replayed, step.calls) == (1, 2, 1)
+
+
+def test_behind_a_change_of_rows_one_step_runs_without_a_graph_and_the_next_is_captured(spaces):
+    space = spaces(Space())
+    step = Counts()
+    graph = GraphSteps(step)
+    graph(torch.tensor([1, 2]))
+    graph.keep(torch.tensor([1]))
+    assert step.kept == [[1]] and graph.graph is None
+    assert graph(torch.tensor([5])).tolist() == [25]  # the second call of the step itself
+    assert (space.captured, space.replayed) == (1, 1)
+    graph(torch.tensor([6]))
+    assert (space.captured, space.replayed, step.calls) == (2, 2, 3)
+    assert len(graph.token) == 1
+
+
+def test_a_step_that_cannot_be_captured_goes_on_with_one_warning(spaces, recwarn):
+    space = spaces(Space(fails=True))
+    step = Counts()
+    graph = GraphSteps(step)
+    for n in (1, 2, 3):
+        assert graph(torch.tensor([1])).tolist() == [1 + 10 * n]
+        graph.keep(torch.tensor([0]))
+    said = [str(w.message) for w in recwarn if "no CUDA graph" in str(w.message)]
+    assert len(said) == 1 and "no graph here" in said[0]
+    assert space.cleared == 1 and step.calls == 3
+
+
+# --- the choice of a step
+
+
+IDS = torch.tensor([[3, 5, 7]])
+MASK = torch.ones(1, 3, dtype=torch.bool)
+
+
+@torch.no_grad()
+def chosen(monkeypatch, off, scale=1.0):
+    "The step that `start_decoding` goes on with, where a faster one is off by this much."
+    model = plain_llama()
+    model.lm_head.weight.data *= scale
+
+    class Faster:
+        def __init__(self, functions, mask, past, n, graph):
+            pass
+
+        def __call__(self, token):
+            logits = model(IDS).logits[:, -1]
+            off_one = torch.zeros_like(logits)
+            off_one[0, 0] = off
+            return logits + off_one
+
+    monkeypatch.setattr(decoding, "OwnSteps", Faster)
+    logits, step = start_decoding(model, IDS, MASK, 4)
+    torch.testing.assert_close(logits, model(IDS).logits[:, -1])
+    return type(step), logits.abs().max().item()
+
+
+@pytest.mark.parametrize("scale", [0.01, 100.0])
+def test_a_faster_step_may_be_off_by_a_hundred_thousandth_and_not_more(
+    scale, monkeypatch, recwarn, unchecked
+):
+    with unchecked():
+        _, size = chosen(monkeypatch, 0.0, scale)
+        limit = 1e-5 * max(1.0, size)
+        kind, _ = chosen(monkeypatch, 0.8 * limit, scale)
+        assert kind.__name__ == "Faster" and not recwarn
+        kind, _ = chosen(monkeypatch, 1.3 * limit, scale)
+        assert kind is LibrarySteps
+    assert "from those of a faster step" in str(recwarn.pop(UserWarning).message)
+
+
+def test_a_faster_step_that_fails_is_named(monkeypatch, recwarn):
+    def fails(*_):
+        raise IndexError("out of range")
+
+    monkeypatch.setattr(decoding, "OwnSteps", fails)
+    _, step = start_decoding(plain_llama(), IDS, MASK, 4)
+    assert type(step) is LibrarySteps
+    assert "a faster step fails, out of range" in str(recwarn.pop(UserWarning).message)
+
+
+def test_activations_are_those_of_their_names():
+    x = torch.linspace(-3, 3, 7)
+    expected = {"gelu": F.gelu(x), "silu": F.silu(x), "gelu_new": F.gelu(x, approximate="tanh")}
+    assert decoding.ACTIVATIONS.keys() == expected.keys()
+    for name, y in expected.items():
+        assert torch.equal(decoding.ACTIVATIONS[name](x), y)
