@@ -8,11 +8,20 @@ from row_alone import CONFIGS, EOS, FAMILIES, V, tiny
 
 from instruct_goose.models import decoding
 from instruct_goose.models.sampling import (
+    Column,
     TokenChoice,
+    apply_stops,
+    choose_tokens,
+    draw_uniforms,
+    inverse_cdf,
+    keep_order,
+    left_padded,
+    probabilities,
     sample,
     sample_index,
     sample_token,
     scatter_columns,
+    top_k_filter,
     write_columns,
 )
 from instruct_goose.models.tokens import pad
@@ -245,3 +254,216 @@ def test_in_blocks_too_tokens_of_probability_zero_are_never_drawn(dtype):
     random = torch.rand(500, dtype=torch.float64, generator=generator(0))
     u = torch.cat([random, extremes, edges])
     assert logits[0, sample_token(logits.expand(len(u), -1), u)].isfinite().all()
+
+
+def test_a_number_falls_into_a_step_and_as_far_along_in_it():
+    "Steps of 2, 0, 3 and 5 of 10: the step of height 0 is never found, the last one holds u = 1."
+    heights = torch.tensor([[2.0, 0.0, 3.0, 5.0]])
+    found = {
+        0.0: (0, 0.0),
+        0.1: (0, 0.5),
+        0.2: (2, 0.0),
+        0.35: (2, 0.5),
+        0.9: (3, 0.8),
+        1.0: (3, 1),
+    }
+    for p in (heights, heights / 10):
+        for u, (step, along) in found.items():
+            at, part = inverse_cdf(p, torch.tensor([[u]], dtype=torch.float64))
+            assert at.item() == step
+            assert part.item() == pytest.approx(along, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "top_k, kept",
+    [
+        (None, [[0.1, 0.4, 0.2, 0.3], [0.2, 0.2, 0.5, 0.1]]),
+        (1, [[0, 0.4, 0, 0], [0, 0, 0.5, 0]]),
+        (2, [[0, 0.4, 0, 0.3], [0.2, 0.2, 0.5, 0]]),  # what is as likely as the second stays
+        (3, [[0, 0.4, 0.2, 0.3], [0.2, 0.2, 0.5, 0]]),
+        (9, [[0.1, 0.4, 0.2, 0.3], [0.2, 0.2, 0.5, 0.1]]),
+    ],
+)
+def test_of_the_likeliest_tokens_those_as_likely_as_the_kth_stay(top_k, kept):
+    p = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.2, 0.2, 0.5, 0.1]])
+    assert top_k_filter(p, top_k).equal(torch.tensor(kept))
+
+
+def test_top_k_changes_what_is_drawn_and_not_its_probability():
+    model = tiny("gpt2")
+    ids, mask = pad(QUERIES, PAD, side="left")
+    texts, _, logprobs = sample(
+        model, ids, mask, 8, None, PAD, 0.7, generator(), top_k=2, with_logprobs=True
+    )
+    ranks = []
+    for query, text, found in zip(QUERIES, texts.tolist(), logprobs, strict=True):
+        whole = (model.eval()(torch.tensor([query + text])).logits[0] / 0.7).log_softmax(-1)
+        before = whole[len(query) - 1 : -1]
+        drawn = before.gather(-1, torch.tensor(text)[:, None])
+        torch.testing.assert_close(found, drawn[:, 0], atol=1e-9, rtol=0)
+        ranks += (before > drawn).sum(-1).tolist()
+    assert {*ranks} == {0, 1}
+    likeliest = sample(model, ids, mask, 8, None, PAD, greedy=True)[0]
+    assert sample(model, ids, mask, 8, None, PAD, top_k=1)[0].equal(likeliest)
+
+
+def test_probabilities_are_the_softmax_of_the_logits_over_the_temperature():
+    logits = torch.tensor([[0.0, 2.0, -1.0]])
+    weights = torch.tensor([1.0, 2.718281828**4, 2.718281828**-2])
+    torch.testing.assert_close(probabilities(logits, 0.5)[0], weights / weights.sum())
+    assert probabilities(logits.bfloat16()).dtype == torch.float32
+    assert probabilities(logits.double()).dtype == torch.float64
+
+
+def test_a_token_is_chosen_by_its_number_or_as_the_likeliest():
+    logits = torch.tensor([[1.0, 3.0], [2.0, 0.0]]).log()
+    tokens, logprobs = choose_tokens(logits, TokenChoice(), torch.tensor([0.2, 0.99]))
+    assert tokens.tolist() == [0, 0]
+    torch.testing.assert_close(logprobs.exp(), torch.tensor([0.25, 1.0]))
+    tokens, logprobs = choose_tokens(logits, TokenChoice(temperature=0.5, greedy=True), None)
+    assert tokens.tolist() == [1, 0]
+    torch.testing.assert_close(logprobs.exp(), torch.tensor([0.9, 1.0]))  # 3² of 1² + 3²
+
+
+def test_random_numbers_of_several_steps_are_those_of_one_after_another():
+    drawn = draw_uniforms(3, 5, generator(), torch.device("cpu"))
+    one_by_one = generator()
+    for row in drawn:
+        assert row.equal(torch.rand(5, dtype=torch.float64, generator=one_by_one))
+
+
+def test_what_a_row_writes_after_its_stop_is_taken_out():
+    rows = torch.tensor([7, 2, 4])
+    before = torch.tensor([True, True, False])  # row 4 of the batch had ended
+    columns = []
+    for tokens in ([5, 1, 1], [1, 5, 1], [1, 1, 1]):
+        columns.append(Column(rows, torch.tensor(tokens), torch.zeros(3), before))
+    asked = []
+
+    def at_five(rows, tokens):
+        asked.append(rows.tolist())
+        return tokens == 5
+
+    kept, goes_on = apply_stops(columns, at_five)
+    assert [column.written.tolist() for column in kept] == [
+        [True, True, False],
+        [False, True, False],
+        [False, False, False],
+    ]
+    assert goes_on.tolist() == [False, False, True]
+    assert asked == [[7, 2, 4]] * 3
+
+
+def test_a_stop_ends_a_response_as_an_end_token_does():
+    "The oracle writes the whole response, and looks for its first two tokens in rising order."
+    model = tiny("gpt2")
+    ids, mask = pad(QUERIES, PAD, side="left")
+    whole = sample(model, ids, mask, LONGEST, None, PAD, generator=generator())[0].tolist()
+    newest = {}
+
+    def rises(rows, tokens):
+        ended = []
+        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+            ended.append(newest.get(row, V) < token)
+            newest[row] = token
+        return torch.tensor(ended)
+
+    found, written = sample(
+        model, ids, mask, LONGEST, None, PAD, generator=generator(), stops=rises
+    )
+    lengths = []
+    for row, text in enumerate(whole):
+        rising = [t + 1 for t in range(1, LONGEST) if text[t - 1] < text[t]]
+        lengths.append(min(rising, default=LONGEST))
+        assert found[row][written[row]].tolist() == text[: lengths[row]]
+    assert min(lengths) < max(lengths)
+
+
+@pytest.mark.parametrize(
+    "still_writing, order",
+    [
+        ("111", [0, 1, 2]),
+        ("110", [0, 1]),
+        ("011", [2, 1]),
+        ("0101", [3, 1]),
+        ("10011", [0, 4, 3]),
+        ("000", []),
+    ],
+)
+def test_the_last_rows_take_the_places_of_those_that_ended(still_writing, order):
+    found = keep_order(torch.tensor([x == "1" for x in still_writing]))
+    assert sorted(found.tolist()) == sorted(order)
+    for place, row in enumerate(found.tolist()):  # who stands among those that remain stays there
+        assert row == place or row >= len(order)
+
+
+@pytest.mark.parametrize(
+    "steps_between_checks, sizes, orders",
+    [(1, [8, 7, 6, 6, 5, 4, 4, 2, 2], [7, 6, 5, 4, 2]), (3, [8] * 6 + [4] * 3, [4])],
+)
+def test_rows_leave_the_batch_at_once_or_where_a_graph_is_worth_it(
+    steps_between_checks, sizes, orders, monkeypatch
+):
+    "With several steps between two checks, as on a GPU, only where half of the rows have ended."
+    lengths = torch.tensor([1, 2, 4, 5, 7, 7, 9, 9])
+    written = torch.zeros(8, dtype=torch.long)
+    kept = []
+    keep = decoding.OwnSteps.keep
+
+    def at_its_length(rows, tokens):
+        written[rows] += 1
+        return written[rows] >= lengths[rows]
+
+    def recorded(self, order):
+        kept.append(len(order))
+        keep(self, order)
+
+    monkeypatch.setattr(decoding.OwnSteps, "keep", recorded)
+    ids, mask = pad(QUERIES * 2, PAD, side="left")
+    choice = TokenChoice(generator=generator())
+    no_ends = torch.tensor([], dtype=torch.long)
+    with torch.no_grad():
+        columns = write_columns(
+            tiny("gpt2", dtype=torch.float32).eval(),
+            *(ids, mask, LONGEST, no_ends, choice, at_its_length, steps_between_checks),
+        )
+    assert [len(column.rows) for column in columns] == sizes
+    assert kept == orders
+    assert scatter_columns(columns, 8, PAD)[1].sum(-1).equal(lengths)
+
+
+def test_columns_of_fewer_and_fewer_rows_become_one_table():
+    columns = []
+    for rows, tokens, written in (
+        ([0, 1, 2], [5, 6, 7], [True, True, True]),
+        ([0, 2], [8, 9], [True, False]),  # row 2 had ended, and was written on
+        ([0], [4], [False]),
+    ):
+        logprobs = -torch.tensor(tokens).double()
+        columns.append(
+            Column(torch.tensor(rows), torch.tensor(tokens), logprobs, torch.tensor(written))
+        )
+    ids, mask, logprobs = scatter_columns(columns, 3, pad_id=3)
+    assert ids.tolist() == [[5, 8], [6, 3], [7, 3]]
+    assert mask.tolist() == [[True, True], [True, False], [True, False]]
+    assert logprobs.tolist() == [[-5, -8], [-6, 0], [-7, 0]]
+
+
+def test_queries_are_moved_to_the_right_and_cut_to_the_longest():
+    ids = torch.tensor([[9, 4, 9, 5, 9], [9, 9, 9, 6, 9]])
+    mask = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 0, 1, 0]])
+    for padding in (9, -100, 10**6):  # which no embedding need have
+        found, found_mask = left_padded(tiny("gpt2"), ids.where(mask == 1, padding), mask)
+        assert found.tolist() == [[4, 5], [0, 6]]
+        assert found_mask.tolist() == [[True, True], [False, True]]
+
+
+@pytest.mark.parametrize("token, is_known", [(-1, False), (0, True), (V - 1, True), (V, False)])
+def test_every_token_of_the_vocabulary_may_stand_in_a_query(token, is_known):
+    ids, mask = torch.tensor([[token, 5]]), torch.tensor([[1, 1]])
+    if is_known:
+        found, _ = left_padded(tiny("gpt2"), ids, mask)
+        assert found.tolist() == [[token, 5]]
+    else:
+        with pytest.raises(ValueError, match=f"token 0 of query 0 is {token}, but the model's"):
+            left_padded(tiny("gpt2"), ids, mask)
