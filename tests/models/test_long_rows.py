@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instruct_goose.models.long_rows import RowsTooLong, cut_row, fit_row, fit_rows
+from instruct_goose.models.long_rows import RowsTooLong, cut_row, fit_row, fit_rows, row_length
 
 
 def best_cut(prompt, answer, limit):
@@ -18,7 +18,7 @@ def best_cut(prompt, answer, limit):
     return max(fits)[::-1][:2]
 
 
-@given(st.integers(0, 9), st.integers(0, 9), st.integers(2, 9))
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(1, 9))
 def test_a_prompt_loses_its_beginning_and_an_answer_its_end(n_prompt, n_answer, limit):
     prompt = list(range(n_prompt))
     answer = list(range(100, 100 + n_answer))
@@ -56,8 +56,26 @@ def test_long_rows_are_refused_by_the_first_with_the_ways_out():
         ValueError, match="2 of 3 texts are beyond the room of 4 tokens: text 1 has "
     ):
         fit_rows(rows, 4, "refuse", "text", "the room")
-    with pytest.raises(ValueError, match="and long_rows='drop' would leave none: shorten them"):
+    with pytest.raises(
+        ValueError, match="'drop' would leave none: shorten .* set long_rows='cut'$"
+    ):
         fit_rows(rows[1:], 4, "drop")
+    ties = [[([1], [2, 2, 3]), ([1], [2, 2, 4])]]
+    with pytest.raises(ValueError, match="1 of 1 rows .*'cut' would leave none: shorten them$"):
+        fit_rows(ties, 3, "cut")
+
+
+def test_the_length_of_a_row_is_that_of_its_longest_side():
+    assert row_length([([1, 2], [3])]) == 3
+    assert row_length([([1], [2]), ([1, 1], [2, 2]), ([1], [])]) == 4
+
+
+@pytest.mark.parametrize("limit", [None, 12, 6])
+def test_rows_that_all_fit_stay_as_they_are_and_nothing_is_said(limit, recwarn):
+    rows = [[([1], [2])], [([1] * 3, [2] * 3)]]
+    for how in ("refuse", "cut", "drop"):
+        assert fit_rows(rows, limit, how) == rows
+    assert not recwarn
 
 
 @pytest.mark.parametrize(
@@ -69,5 +87,13 @@ def test_long_rows_are_refused_by_the_first_with_the_ways_out():
 )
 def test_what_is_cut_or_left_out_is_told(how, left, told):
     rows = [[([1], [2])], [([1] * 3, [2] * 3)]]
-    with pytest.warns(RowsTooLong, match=f"{told}$"):
+    with pytest.warns(RowsTooLong, match=f"row 1 has 6 tokens. {told}$"):
         assert fit_rows(rows, 4, how) == left
+
+
+def test_pairs_may_be_cut_and_left_out_at_once():
+    tie = [([1], [2, 2, 2, 3]), ([1], [2, 2, 2, 4])]
+    other = [([1], [2, 2, 2, 3]), ([1], [5])]
+    with pytest.warns(RowsTooLong, match="3 of 3 pairs .* 2 cut and 1 left out$"):
+        fitted = fit_rows([other, tie, other], 4, "cut", "pair")
+    assert fitted == [[([1], [2, 2, 2]), ([1], [5])], None, [([1], [2, 2, 2]), ([1], [5])]]

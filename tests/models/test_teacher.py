@@ -1,7 +1,8 @@
-"Oracles: the exact world's enumeration and finite differences."
+"Oracles: the exact world's enumeration and finite differences; one unpadded row at a time."
 
 import pytest
 import torch
+from row_alone import QUERIES, RESPONSES, V, oracle, tiny
 from tasks.test_exact_world import (
     drifted,
     every_response,
@@ -79,3 +80,37 @@ def test_the_gradient_of_distillation_is_that_of_the_exact_reverse_kl(kind):
     along = (got * torch.cat([d.flatten() for d in direction])).sum().item()
     assert abs(slope) > 0.01 and along == pytest.approx(slope, rel=1e-3, abs=1e-5)
     assert not torch.allclose(got, exact, atol=1e-3)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_a_teacher_scores_each_token_as_if_its_row_were_alone(batch_size):
+    model = tiny("gpt2").train()
+    expected = [logprobs.tolist() for logprobs, *_ in oracle(model, temperature=0.7)]
+    teacher = Teacher(model, temperature=0.7, batch_size=batch_size)
+    assert not any(part.training for part in model.modules())
+    found = teacher.logprobs(QUERIES, RESPONSES)
+    own = [[-0.5] * len(response) for response in RESPONSES]
+    scores = teacher.score(QUERIES, RESPONSES, own)
+    for row, score, wanted in zip(found, scores, expected, strict=True):
+        assert row == pytest.approx(wanted, abs=1e-9)
+        assert score == pytest.approx([x + 0.5 for x in wanted], abs=1e-9)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_teacher_says_which_prompt_or_response_it_cannot_read():
+    teacher = Teacher(tiny("gpt2"))
+    with pytest.raises(ValueError, match=f"token 1 of query 0 is {V}, but the model's"):
+        teacher.logprobs([[1, V], [2]], [[3], [4]])
+    with pytest.raises(ValueError, match=f"token 0 of response 1 is {V}, but the model's"):
+        teacher.logprobs([[1], [2]], [[3], [V]])
+    with pytest.raises(ValueError, match="rows of at least one token"):
+        teacher.logprobs([[1], []], [[3], [4]])
+    with pytest.raises(ValueError):
+        teacher.score([[1]], [[3, 4]], [[-1.0]])  # as many numbers as tokens
+    assert teacher.score([], [], []) == []
+
+
+def test_distillation_has_no_other_reward_than_the_teachers():
+    config = RLHFConfig(**DISTILLATION)
+    assert (config.advantage, config.gamma, config.beta) == ("return", 0, 0)
+    assert (config.epochs, config.minibatches, config.whiten_advantages) == (1, 1, False)

@@ -23,7 +23,11 @@ from instruct_goose.models.tokens import word_tokenizer
 from instruct_goose.models.vocabulary import (
     UnreadableTokens,
     embedding_note,
+    readable_pad_id,
+    require_readable,
+    unreadable_in,
     unreadable_tokens,
+    warn_of_unreadable,
 )
 from instruct_goose.rollouts.prompts import special_ids
 from instruct_goose.supervised.dpo import train_dpo, train_kto
@@ -158,3 +162,64 @@ def test_adapters_on_a_resized_embedding_are_loaded_again_and_merged(tmp_path, t
     ):
         torch.testing.assert_close(again(ids).logits, expected, atol=1e-5, rtol=0)
     assert len(load_tokenizer(tmp_path / "merged")) == len(tokenizer)
+
+
+# --- piece by piece
+
+
+@pytest.mark.parametrize("n, shown, more", [(0, 0, False), (5, 5, False), (6, 5, True)])
+def test_a_warning_names_five_tokens_at_most(n, shown, more):
+    tokenizer = word_tokenizer(WORDS)
+    tokenizer.add_tokens([f"<x{i}>" for i in range(n)])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        warn_of_unreadable(tokenizer, 9)
+    assert len(said) == (n > 0)
+    if n:
+        names = ", ".join(f"'<x{i}>' ({9 + i})" for i in range(shown)) + ", …" * more
+        assert f"9 rows, and the tokenizer {n} tokens beyond: {names}. Rows" in str(said[0].message)
+
+
+@pytest.mark.parametrize("ids, first", [([0, 8], None), ([], None), ([9], 9), ([3, 12, 9], 12)])
+def test_the_first_id_beyond_an_embedding_of_nine_rows(ids, first):
+    assert unreadable_in(ids, 9) == first
+
+
+def test_the_first_item_with_an_unreadable_token_is_named():
+    batch = [[0, 8], [8, 9], [10]]
+    require_readable(batch[:1], 9, None, "text {}".format)
+    with pytest.raises(ValueError, match="^text 1: the token '<tool>' .9. is beyond .* 9 rows"):
+        require_readable(batch, 9, longer_tokenizer(), "text {}".format)
+    with pytest.raises(ValueError, match="^text 1: the token None .9. is beyond"):
+        require_readable(batch, 9, None, "text {}".format)
+
+
+@pytest.mark.parametrize(
+    "pad, eos, rows, pad_id",
+    [
+        ("good", "bad", 9, 7),
+        ("<tool>", "bad", 10, 9),
+        ("<tool>", "bad", 9, 8),
+        (None, "bad", 9, 8),
+        ("<tool>", "<more>", 9, 0),
+        (None, None, 9, 0),
+        ("<pad>", "bad", 9, 0),  # the pad token's own id is 0
+    ],
+)
+def test_padding_is_a_token_that_the_model_reads(pad, eos, rows, pad_id):
+    tokenizer = longer_tokenizer(pad)
+    tokenizer.eos_token = eos
+    assert readable_pad_id(tokenizer, rows) == pad_id
+
+
+@pytest.mark.parametrize(
+    "rows, note",
+    [
+        (9, "embedding: 9 rows for 11 tokens; 2 tokens have no row, and no row of data may use"),
+        (11, "embedding: 11 rows for 11 tokens"),
+        (12, "embedding: 12 rows for 11 tokens; 1 rows have no token"),
+        (2011, "embedding: 2,011 rows for 11 tokens; 2,000 rows have no token"),
+    ],
+)
+def test_an_embedding_and_a_tokenizer_are_compared_in_a_line(rows, note):
+    assert embedding_note(longer_tokenizer(), rows).removesuffix(" them") == note
