@@ -68,6 +68,7 @@ OURS = {  # what our step must be for, in every setting that it takes
     "gpt2, untied": lambda: gpt2(tie_word_embeddings=False),
     "gpt2, gelu": lambda: gpt2(activation_function="gelu", n_inner=7),
     "llama, grouped": lambda: llama(attention_dropout=0.3),
+    "llama, one block": lambda: llama(num_hidden_layers=1),
     "llama, a key each": lambda: llama(num_key_value_heads=6),
     "llama, wide heads": lambda: llama(head_dim=10),
     "llama, tied": lambda: llama(tie_word_embeddings=True),
@@ -97,6 +98,7 @@ def shared(kind, **k):
 
 STATIC = {  # what goes through the library, on a GPU in fixed shapes
     "qwen2": lambda: shared("Qwen2"),
+    "qwen2, one block": lambda: shared("Qwen2", num_hidden_layers=1),
     "qwen3": lambda: shared("Qwen3", head_dim=4),
     "mistral": lambda: shared("Mistral", sliding_window=None),
     "mistral, a window as wide as the text": lambda: shared("Mistral", sliding_window=12),
