@@ -39,9 +39,9 @@ def one_late(values):
 
 
 class BetaBackwards(RLHFTrainer):
-    def advance(self, metrics):
+    def advance(self, experience, metrics):
         before = self.beta
-        more = super().advance(metrics)
+        more = super().advance(experience, metrics)
         self.beta = before * before / self.beta
         return more
 

@@ -331,7 +331,7 @@ class RLHFConfig(Settings):
     reward_clip: Positive | None = None  # largest absolute score; None: any
     missing_eos_penalty: NotNegative | None = None  # off the score of a response without an end
     overlong_buffer: Count | None = None  # tokens before the limit where length costs up to 1
-    mask_truncated: bool = False  # responses without an end are compared with, not learnt from
+    mask_truncated: bool = False  # updates leave out responses without an end
     reward_timeout: Positive | None = None  # seconds the reward function may take; None: any time
     keep_special_tokens: bool = False  # completions are scored with special tokens, <think> as well
     recheck_every: Count | None = None  # iterations between asking the reward again; None: never
@@ -366,7 +366,7 @@ class RLHFConfig(Settings):
     value_clip: Positive | None = 0.2  # how far a value may go from its old one; None: anywhere
     vf_coef: NotNegative = 0.5  # weight of the value loss
     ent_coef: NotNegative = 0.0  # weight of the entropy bonus; with entropy_target the first one
-    entropy_target: Positive | None = None  # nats per token below which the bonus acts; None: ever
+    entropy_target: Positive | None = None  # nats per token; above it the bonus is off
     entropy_step: Positive = 0.005  # how far ent_coef moves per iteration with entropy_target
     router_aux_loss_coef: NotNegative | None = None
     "weight of the load-balancing loss of a mixture of experts; None: as the model's configuration"

@@ -74,8 +74,9 @@ def special_ids(
 def model_eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
     """Collect the ids that end a response, of tokenizer, config and generation config.
 
-    Each may hold one id or a list. One id that is only the default of the config's class, and
-    not a mark of the tokenizer, is nobody's choice and is left out.
+    Each may hold one id or a list. An id that a config has only because it is the default of the
+    config's class is left out, unless the tokenizer marks it as special. Without a tokenizer it is
+    kept.
     """
     return configured_eos_ids(model.config, model.generation_config, tokenizer)
 

@@ -118,9 +118,13 @@ class RewardScale:
     def __init__(self):
         self.moments: ScoreMoments = (0.0, 0.0, 0.0)
 
+    def moments_with(self, scores: Float[Tensor, "batch"]) -> ScoreMoments:
+        "Return the moments with one more rollout's scores, and leave the state as it is."
+        return add_to_moments(self.moments, scores)
+
     def add(self, scores: Float[Tensor, "batch"]) -> None:
-        "Count the scores of one more rollout in."
-        self.moments = add_to_moments(self.moments, scores)
+        "Count the scores of one more rollout in, at the end of its iteration."
+        self.moments = self.moments_with(scores)
 
     def state_dict(self) -> dict[str, list[float]]:
         "Return the moments."
@@ -140,7 +144,7 @@ def training_scores(
     rollout: Rollout,  # with scores
     config: RLHFConfig,  # reward_weighting, reward_weights, reward_scaling
     eos_ids: Sequence[int],
-    running: ScoreMoments,  # of all scores so far
+    running: ScoreMoments,  # of all scores so far, those of this rollout among them
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch time"] | None]:
     """Compute scores and token_scores as the advantages see them.
 

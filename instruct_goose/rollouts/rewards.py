@@ -834,7 +834,7 @@ def score_rollout(
     token_scores = None if total.tokens is None else scatter_token_scores(total.tokens, read)
     return {
         "scores": scores,
-        "raw_scores": raw_scores,
+        "raw_scores": raw_scores.clone(),  # `on_score` may change the scores in place
         "token_scores": token_scores,
         "score_parts": parts,
     }

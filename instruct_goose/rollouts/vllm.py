@@ -74,9 +74,15 @@ class EngineSampler:
     ) -> Rollout:
         """Sample n responses to each query, side by side.
 
-        Without a generator the likeliest tokens are asked for. Raises ValueError for responses
-        that the loss could not use.
+        Without a generator the likeliest tokens are asked for. Their log-probabilities, at no
+        temperature, are not kept. Raises ValueError for stop_strings, and for responses that the
+        loss could not use.
         """
+        if config.stop_strings:
+            raise ValueError(
+                f"stop_strings is {config.stop_strings}, and an engine ends a response at tokens "
+                "alone: name the tokens in stop_token_ids, or sample without the engine"
+            )
         ids, mask = left_padded(
             self.agent.model,
             queries.ids.repeat_interleave(n, 0),
@@ -96,17 +102,14 @@ class EngineSampler:
         response_ids, response_mask = pad(
             [list(response.token_ids) for response in responses], self.tokens.pad_id, side="right"
         )
-        logprobs = torch.zeros(response_mask.shape)
-        logprobs[response_mask] = torch.tensor(
-            [x for response in responses for x in response.logprobs]
-        )
-        return Rollout(
-            ids,
-            mask,
-            response_ids.to(ids.device),
-            response_mask.to(ids.device),
-            sampled_logprobs=logprobs.to(ids.device),
-        )
+        rollout = Rollout(ids, mask, response_ids.to(ids.device), response_mask.to(ids.device))
+        if generator is not None:
+            logprobs = torch.zeros(response_mask.shape)
+            logprobs[response_mask] = torch.tensor(
+                [x for response in responses for x in response.logprobs]
+            )
+            rollout.sampled_logprobs = logprobs.to(ids.device)
+        return rollout
 
     def updated(self, model: PreTrainedModel) -> None:
         "Give the engine the policy's new weights."

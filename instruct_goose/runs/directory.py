@@ -481,8 +481,8 @@ def logging_to(
 ) -> Iterator[None]:
     """Make the tracker and the log the trainer's last callbacks inside the block.
 
-    They run after the trainer's own, which see the iteration first and may add to its metrics. The
-    log is the last: it gives the stage the states that all other callbacks have by then.
+    They stand behind the trainer's own callbacks, so that what those add to the metrics is logged.
+    The log is the last: it gives the stage the states that all other callbacks have by then.
     """
     own_callbacks = trainer.callbacks
     trackers = [TRACKERS[job.track](out, every=job.track_every)] if job.track else []

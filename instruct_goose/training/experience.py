@@ -418,7 +418,10 @@ def make_experience(
     require_scores(rollout)
     require_finite(rollout, {"scores": rollout.scores, "baseline": rollout.baseline})
     group_tokens = count_group_tokens(rollout, config, eos_ids)
-    scores, token_scores = training_scores(rollout, config, eos_ids, reward_scale.moments)
+    moments = reward_scale.moments
+    if config.reward_scaling == "running":
+        moments = reward_scale.moments_with(require_scores(rollout))
+    scores, token_scores = training_scores(rollout, config, eos_ids, moments)
     ref_logprobs = annotations.ref_logprobs
     if ref_logprobs is None:
         if beta > 0:

@@ -266,7 +266,6 @@ class RLHFTrainer:
         Returns a copy of the rollout with its scores, (B,). With max_redraws groups of equal
         scores are replaced, in `train` by responses to the next prompts of `prompt_order`. With
         drop_flat_groups those that are still flat are left out: see `rollouts.dynamic_sampling`.
-        With reward_scaling="running" the scores of what is left count in `reward_scale`.
         Raises RewardError for a reward function that fails, for a score that is not finite and for
         a response that no function scores (None from all of them); TimeoutError for a function
         that takes longer than reward_timeout.
@@ -288,8 +287,6 @@ class RLHFTrainer:
             rollout = resample_flat_groups(
                 rollout, config, self.rollout_again, ask_rewards, take_prompts
             )
-        if config.reward_scaling == "running":
-            self.reward_scale.add(require_scores(rollout))
         if config.recheck_every is not None and self.iteration % config.recheck_every == 0:
             ask_again = partial(ask_rewards, kind="text asked again")
             rollout.reward_noise = reward_noise(rollout, ask_again)
@@ -306,8 +303,9 @@ class RLHFTrainer:
     def advantages(self, rollout: Rollout, annotations: Annotations | None = None) -> Experience:
         """Compute rₜ = score·[t = last] − β·k(ℓₜ), then Âₜ, whitened if asked, and R̂ₜ.
 
-        Without `annotations` the rollout is annotated first. Raises ValueError for one without
-        scores, FloatingPointError for numbers that are not finite.
+        Without `annotations` the rollout is annotated first. Nothing of the
+        trainer is changed. Raises ValueError for a rollout without scores, FloatingPointError for
+        numbers that are not finite.
         """
         rollout.to_(self.device)
         if annotations is None:
@@ -543,7 +541,8 @@ class RLHFTrainer:
             if is_last:
                 metrics |= self.measure_final_kl(prompts)
             kl_reason = self.enforce_kl_limit(metrics)
-            metrics |= self.advance(metrics)  # from here on β, η and the count are the next one's
+            # from here on β, η, the scale of the scores and the count are the next iteration's
+            metrics |= self.advance(experience, metrics)
             metrics |= self.evaluate_if_due(is_above_kl_limit=kl_reason is not None)
             reasons = self.ask_callbacks(experience, metrics)[:1]  # others often say the same
             is_ended_by_callback = bool(reasons) and not is_last and kl_reason is None
@@ -558,7 +557,12 @@ class RLHFTrainer:
             if reasons:
                 self.stop_reason = f"iteration {metrics['iteration']}: {'; '.join(reasons)}"
             self.moving_reference.follow_if_due(self.iteration)  # also a policy that was put back
-        call_hooks(self.callbacks, lambda c: c.on_iteration_end(self, experience, metrics))
+
+        def tell(callback: Callback) -> None:
+            callback.on_iteration_end(self, experience, metrics)
+            check_added_metrics(metrics)  # the next callback may be the one that writes them
+
+        call_hooks(self.callbacks, tell)
         return metrics
 
     def measure(
@@ -610,11 +614,13 @@ class RLHFTrainer:
             self.load_kept_policy(self.kl_limit)
         return reason
 
-    def advance(self, metrics: Metrics) -> Metrics:
-        """Count the iteration, and move on what changes between two: β, c₂ and η.
+    def advance(self, experience: Experience, metrics: Metrics) -> Metrics:
+        """Count the iteration, and move on what changes between two: β, c₂, η, the reward scale.
 
         π_ref moves later, when no KL is measured any more. Returns what the log says of them.
         """
+        if self.config.reward_scaling == "running":
+            self.reward_scale.add(require_scores(experience))
         entropy_log = self.coefficients.adapt(metrics)
         self.iteration += 1
         next_learning_rate(self.schedule)
@@ -654,9 +660,9 @@ class RLHFTrainer:
         It begins where the trainer stands: `iteration`, optimizer and `prompt_order` go on. Nothing
         is written: `recipes.training.train_in` trains with log and checkpoints. After an error or
         Ctrl-C in the middle of an iteration the trainer has made some of its updates, and another
-        `train` makes that iteration again, with the next prompts. For a whole one load a
-        `state_dict` that was copied before. With keep_best the last policy stays in the trainer,
-        until `load_best` puts the best one back.
+        `train` makes that iteration again, with the next prompts. To go back to the state before
+        it, copy `state_dict()` between two iterations, and load that copy. With keep_best the last
+        policy stays in the trainer, until `load_best` puts the best one back.
         Raises ValueError where nothing is left to do, the learning rate's schedule has ended, the
         prompts run out, or eval_every is set without held_out; TypeError for callbacks that are
         none.
@@ -799,8 +805,9 @@ class RLHFTrainer:
     ) -> Metrics:
         """Evaluate on the held-out prompts of `train`, and keep the policy if it is the best.
 
-        With keep_best it is kept if its KL is within max_kl_to_reference and no other one had a
-        higher reward. A call of `evaluate` by hand keeps none.
+        With keep_best it is kept if its KL is within max_kl_to_reference and no earlier one had as
+        high a reward. Override this to keep the best policy by another number. A call of `evaluate`
+        by hand keeps none.
         """
         log = self.evaluate(held_out.prompts, held_out.reward_fn, self.config.eval_greedy)
         limit = self.config.max_kl_to_reference
@@ -1029,8 +1036,9 @@ class RLHFTrainer:
         """Load a state, and set as many torch threads as that trainer had.
 
         The global generators of torch, Python and numpy go on where they stood as well.
-        Of a stream of prompts skip the first `prompt_order.seen` yourself. Raises ValueError before
-        anything is changed.
+        Of a stream of prompts skip the first `prompt_order.seen` yourself; in a run's directory
+        `train_in` does so, and needs a stream that begins anew. Raises ValueError before anything
+        is changed.
         """
         self.check_state_dict(state)
         warn_of_other_environment(state["environment"])
@@ -1080,7 +1088,8 @@ def steps_left(
     if config.lr_schedule != "constant" and done + left > config.steps:
         raise ValueError(
             f"the {config.lr_schedule} schedule ends at config.steps, {config.steps}, but this "
-            f"would go on to {done + left}: raise config.steps"
+            f"would go on to {done + left}: make a new trainer with more steps. A run in a directory "
+            "goes on with more steps and resume=True"
         )
     return left
 

@@ -184,8 +184,8 @@ def total_loss(
     """Compute L = −L^CLIP + c₁·L^VF − c₂·S, plus β·KL if that is charged in the loss.
 
     Of a mixture of experts also + c₃·L^router, weighted by the micro-batch's share of rows.
-    Returns L and the parts that `ppo_loss` returns, and the routers' loss, one detached number
-    each; the KL is in L alone. Schulman et al. (2017) eq. 9, with the KL penalty of Shao et al.
+    Returns L, and by name its parts for the log: those that `ppo_loss` returns and the routers'
+    loss, each a detached number. The KL term of L has no part of its own. Schulman et al. (2017) eq. 9, with the KL penalty of Shao et al.
     (2024) eq. 3.
     """
     averaging = aggregation_args(config, batch)

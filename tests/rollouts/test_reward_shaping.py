@@ -17,17 +17,25 @@ from instruct_goose.rollouts.reward_shaping import (
     shape_scores,
     training_scores,
 )
+from instruct_goose.training.callbacks import Callback
 from instruct_goose.training.trainer import RLHFTrainer
 
 PROMPTS = ["the film", "a plot is", "the plot", "film"]
 
 
-def trainer(tokenizer, algorithm="grpo", **changes):
+def trainer(tokenizer, algorithm="grpo", callbacks=(), **changes):
     settings = dict(batch_size=8, max_new_tokens=4, beta=0.0, epochs=1, minibatches=1, lr=1e-3)
     if algorithm == "grpo":
         settings["group_size"] = 4
     config = RLHFConfig.preset(algorithm, **settings | changes)
-    return RLHFTrainer(tiny(), config=config, tokenizer=tokenizer)
+    return RLHFTrainer(tiny(), config=config, tokenizer=tokenizer, callbacks=callbacks)
+
+
+class Seen(Callback):
+    "Keeps the experience of the last iteration."
+
+    def on_advantages(self, trainer, experience):
+        self.experience = experience
 
 
 def good(completions):
@@ -98,15 +106,15 @@ def test_raw_scores_of_several_functions_stay_as_they_were_added_up(tokenizer):
 
 def test_the_running_deviation_is_that_of_all_scores_and_goes_on_in_another_process(tokenizer):
     settings = dict(algorithm="ppo", reward_scaling="running", whiten_advantages=False)
-    t = trainer(tokenizer, **settings)
+    seen = Seen()
+    t = trainer(tokenizer, **settings, callbacks=[seen])
     scores = []
     for k in range(3):
-        r = t.score(t.rollout(PROMPTS * 2), lambda texts, k=k: [len(x) * 3.0**k for x in texts])
-        scores += r.scores.tolist()
-        experience = t.advantages(r)
+        t.step(PROMPTS * 2, lambda texts, k=k: [len(x) * 3.0**k for x in texts])
+        scores += seen.experience.scores.tolist()
         sigma = statistics.stdev(scores)
-        assert experience.rewards.sum(-1).tolist() == pytest.approx(
-            [x / sigma for x in r.scores.tolist()], rel=1e-5
+        assert seen.experience.rewards.sum(-1).tolist() == pytest.approx(
+            [x / sigma for x in seen.experience.scores.tolist()], rel=1e-5
         )
         if k == 1:
             saved = copy.deepcopy(t.state_dict())
@@ -115,6 +123,41 @@ def test_the_running_deviation_is_that_of_all_scores_and_goes_on_in_another_proc
     assert other.reward_scale.moments[0] == 16
     other.reward_scale.add(torch.tensor(scores[16:]))
     assert other.reward_scale.moments == t.reward_scale.moments
+
+
+def test_the_running_deviation_is_that_of_the_scores_which_a_callback_left(tokenizer):
+    class TenTimes(Callback):
+        def on_score(self, trainer, rollout):
+            rollout.scores *= 10
+
+    def rewards_with(callbacks):
+        seen = Seen()
+        settings = dict(algorithm="ppo", reward_scaling="running", whiten_advantages=False)
+        t = trainer(tokenizer, **settings, callbacks=[*callbacks, seen])
+        t.step(PROMPTS * 2, lambda texts: [len(x) for x in texts])
+        return seen.experience.rewards.sum(-1).tolist()
+
+    assert rewards_with([TenTimes()]) == pytest.approx(rewards_with([]), rel=1e-5)
+
+
+def test_advantages_by_hand_count_nothing_until_the_iteration_ends(tokenizer):
+    t = trainer(tokenizer, algorithm="ppo", reward_scaling="running")
+    r = t.score(t.rollout(PROMPTS * 2), good)
+    once, again = t.advantages(r), t.advantages(r)
+    assert torch.equal(once.rewards, again.rewards)
+    assert t.reward_scale.moments == (0.0, 0.0, 0.0)
+    t.step(PROMPTS * 2, good)
+    assert t.reward_scale.moments[0] == 8
+
+
+def test_what_a_callback_makes_of_the_scores_leaves_the_raw_ones(tokenizer):
+    class TenTimes(Callback):
+        def on_score(self, trainer, rollout):
+            rollout.scores *= 10
+
+    seen = Seen()
+    trainer(tokenizer, callbacks=[TenTimes(), seen]).step(PROMPTS[:2], long)
+    assert seen.experience.scores.tolist() == [10 * x for x in seen.experience.raw_scores.tolist()]
 
 
 def test_the_batchs_own_deviation_scales_parts_with_a_place_too(tokenizer):

@@ -181,8 +181,24 @@ def test_the_likeliest_tokens_are_asked_for_at_temperature_0_and_without_a_seed(
     trainer = trainer_of()
     sampler = EngineSampler(trainer.agent, trainer.tokens, VLLMEngine(llm, SamplingParams))
     queries = PromptBatch(torch.tensor([[1, 2]]), torch.ones(1, 2).bool())
-    sampler(queries, 1, trainer.config, None)
+    written = sampler(queries, 1, trainer.config, None)
     assert [(params.temperature, params.seed) for _, params in llm.requests] == [(0.0, None)]
+    assert written.sampled_logprobs is None  # at temperature 0 they are not those of the policy
+
+
+def test_greedy_evaluation_does_not_compare_the_engines_logprobs_with_another_temperature():
+    trainer = trainer_of(temperature=0.7, importance_cap=None)
+    trainer.use_sampler(
+        lambda agent, tokens: EngineSampler(agent, tokens, VLLMEngine(LLM(), SamplingParams))
+    )
+    log = trainer.evaluate(PROMPTS, lambda texts: [1.0] * len(texts), greedy=True)
+    assert log["held_out_reward"] == 1.0
+
+
+def test_texts_that_end_a_response_are_refused_since_an_engine_knows_tokens_alone():
+    trainer = trainer_with(VLLMEngine(LLM(), SamplingParams), stop_strings=("film",))
+    with pytest.raises(ValueError, match="stop_strings is .*film.*stop_token_ids"):
+        trainer.rollout(PROMPTS)
 
 
 def two_rollouts():

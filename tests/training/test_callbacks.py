@@ -291,6 +291,23 @@ def test_beside_the_reason_of_a_callback_stands_that_a_policy_was_put_back():
     assert t.stop_reason.endswith("the policy after 0 iterations is put back")
 
 
+@pytest.mark.parametrize("hook", ["on_iteration", "on_iteration_end"])
+def test_a_metric_that_no_log_can_hold_is_named_before_the_log_is_written(hook):
+    written = []
+
+    def add_tensor(self, trainer, experience, metrics):
+        metrics["my_number"] = torch.ones(3)
+
+    class Log(Callback):
+        def on_iteration_end(self, trainer, experience, metrics):
+            written.append(metrics)
+
+    adder = type("Adder", (Callback,), {hook: add_tensor})()
+    with pytest.raises(TypeError, match=r"'my_number', which a callback has added, .* Tensor"):
+        trainer(callbacks=[adder, Log()]).train(PROMPTS, reward, progress=False)
+    assert written == []
+
+
 def test_at_on_end_the_trainer_knows_that_the_run_ends():
     class Last(Callback):
         def on_iteration_end(self, trainer, experience, metrics):

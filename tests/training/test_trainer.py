@@ -1134,8 +1134,8 @@ def test_an_attribute_that_begins_like_a_hook_is_no_hook():
 
 def test_an_error_of_the_evaluation_names_the_iteration():
     class Breaks(RLHFTrainer):
-        def advance(self, metrics):
-            log = super().advance(metrics)
+        def advance(self, experience, metrics):
+            log = super().advance(experience, metrics)
             self.agent.value_head.weight.data[0, 0] = float("nan")
             return log
 
