@@ -14,17 +14,30 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from small_models import families, tiny, what_learns
 from states import through_files
 from torch import nn
-from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaForSequenceClassification,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from instruct_goose.config import RLHFConfig
 from instruct_goose.core.state import flatten
 from instruct_goose.core.tensor_checks import LostSteps
 from instruct_goose.models import adapters
 from instruct_goose.models.adapters import (
+    adapted_weight,
+    adapter_layers,
+    copy_sharing_frozen,
     four_bits,
     frozen_copy,
     has_adapters,
+    load_module_state,
     merge_adapters,
+    merge_in_place,
+    module_state,
+    unwrap_peft,
+    widen_trainable,
     with_lora,
     without_adapters,
 )
@@ -516,3 +529,156 @@ def test_adapters_come_back_to_the_bit_on_a_base_in_half_precision(name, dtype, 
     for place, p in what_learns(model).items():
         assert p.dtype == learnt[place].dtype == torch.float32
         assert torch.equal(p, learnt[place]), place
+
+
+# --- piece by piece
+
+
+def layers_with_adapters(model):
+    return {name for name, part in model.named_modules() if hasattr(part, "get_base_layer")}
+
+
+def test_adapters_are_put_on_all_matrices_of_the_transformer_or_where_they_are_asked_for():
+    matrices = {
+        name
+        for name, part in tiny("llama").named_modules()
+        if isinstance(part, nn.Linear) and name.startswith("model.")
+    }
+    assert layers_with_adapters(with_lora(tiny("llama"))) == matrices
+    some = with_lora(tiny("llama"), targets=["q_proj", "lm_head"], rank=3)
+    assert layers_with_adapters(some) == {
+        "lm_head",
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.1.self_attn.q_proj",
+    }
+    last = with_lora(tiny("llama"), top=1)
+    assert layers_with_adapters(last) == {name for name in matrices if "layers.1." in name}
+    assert layers_with_adapters(with_lora(tiny("llama"), top=2)) == matrices
+
+
+@pytest.mark.parametrize("rank, alpha, scale", [(3, None, 2.0), (4, 6.0, 1.5), (1, 0.5, 0.5)])
+def test_what_is_added_has_the_rank_and_the_scale_that_are_asked_for(rank, alpha, scale):
+    model = with_lora(tiny("llama"), rank, alpha)
+    for layer in adapter_layers(model):
+        assert layer.lora_A.default.weight.shape[0] == rank == layer.lora_B.default.weight.shape[1]
+        assert layer.scaling == {"default": scale}
+        assert layer.lora_A.default.weight.any() and not layer.lora_B.default.weight.any()
+        assert adapted_weight(layer) is layer.get_base_layer().weight
+
+
+@pytest.mark.parametrize("rank, top", [(0, None), (-1, None), (1, 0), (1, 3), (1, -1)])
+def test_a_rank_below_one_and_blocks_that_are_not_there_are_refused(rank, top):
+    with pytest.raises(ValueError, match=f"rank is {rank}, top is {top}: .* number of blocks, 2"):
+        with_lora(tiny("llama"), rank, top=top)
+
+
+def test_adapters_know_their_family_and_where_their_base_is(tmp_path, monkeypatch):
+    (tmp_path / "base").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, expected in (
+        ("base", str(tmp_path / "base")),  # from wherever it is loaded
+        ("owner/name", "owner/name"),
+        ("", ""),
+    ):
+        model = tiny("llama")
+        model.name_or_path = name
+        config = with_lora(model, 2).peft_config["default"]
+        assert config.base_model_name_or_path == expected
+        assert config.auto_mapping == {
+            "base_model_class": "LlamaForCausalLM",
+            "parent_library": "transformers.models.llama.modeling_llama",
+        }
+        assert config.task_type == "CAUSAL_LM"
+    with pytest.raises(ValueError, match="has adapters already"):
+        with_lora(model)
+
+
+def test_the_new_head_of_a_classifier_learns_as_a_whole():
+    model = with_lora(LlamaForSequenceClassification(tiny("llama").config), 2)
+    learning = what_learns(model)
+    assert "score.weight" in learning
+    assert all("lora_" in name for name in learning if name != "score.weight")
+
+
+def test_what_learns_is_widened_and_what_stands_still_is_not():
+    model = tiny("llama").bfloat16()
+    model.requires_grad_(False)
+    model.lm_head.double().requires_grad_(True)
+    model.model.norm.requires_grad_(True)
+    embedding = model.model.embed_tokens.weight
+    assert widen_trainable(model) is model
+    assert model.lm_head.weight.dtype == torch.float64
+    assert model.model.norm.weight.dtype == torch.float32
+    assert embedding is model.model.embed_tokens.weight and embedding.dtype == torch.bfloat16
+
+
+def test_a_copy_shares_what_stands_still_only_beside_adapters():
+    plain = tiny("llama")
+    plain.model.embed_tokens.requires_grad_(False)
+    copied = copy_sharing_frozen(plain)
+    assert not {id(p) for p in plain.parameters()} & {id(p) for p in copied.parameters()}
+    model = trained()
+    twin = copy_sharing_frozen(model)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert (p is q) == (not p.requires_grad) and p.equal(q)
+
+
+@pytest.mark.parametrize("learns", ["lora_B", "lora_A", "norm"])
+def test_a_reference_of_adapters_that_say_nothing_yet_is_the_plain_model(learns):
+    "A is random from the start, and counts for nothing while B is 0; a norm that learns counts."
+    model = with_lora(tiny("llama"), 2)
+    if learns == "norm":
+        model.model.norm.requires_grad_(True)
+    for name, p in what_learns(model).items():
+        if learns in name:
+            p.data += 0.1
+    reference = frozen_copy(model)
+    assert has_adapters(reference) == (learns != "lora_A")
+    assert torch.equal(reference(IDS).logits, model(IDS).logits)
+    assert not what_learns(reference) and not reference.training
+
+
+def test_a_model_that_peft_wraps_is_taken_out_with_its_adapters():
+    model = tiny("llama")
+    assert unwrap_peft(model) is model and unwrap_peft("a path") == "a path"
+    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    inner = unwrap_peft(wrapped)
+    assert inner is model and has_adapters(inner)
+
+
+@pytest.mark.parametrize("merge", [merge_adapters, merge_in_place])
+def test_merged_weights_are_on_their_own_or_the_same_tensors(merge):
+    model = trained()
+    before = model(IDS).logits
+    own = {id(p) for p in model.parameters()}
+    plain = merge(model)
+    torch.testing.assert_close(plain(IDS).logits, before, rtol=1e-4, atol=1e-4)
+    assert not has_adapters(plain) and not adapter_layers(plain)
+    assert not hasattr(plain, "peft_config")
+    merged = {id(p) for p in plain.parameters()}
+    if merge is merge_in_place:
+        assert merged <= own
+    else:
+        assert not merged & own and torch.equal(model(IDS).logits, before)
+
+
+def test_a_checkpoint_of_adapters_holds_what_learns_and_of_a_plain_model_all():
+    plain = tiny("llama")
+    plain.register_buffer("count", torch.tensor(3.0))
+    assert module_state(plain).keys() == {*dict(plain.named_parameters()), "count"}
+    model = trained()
+    model.register_buffer("count", torch.tensor(3.0))
+    state = module_state(model)
+    assert state.keys() == {*what_learns(model), "count"}
+    assert all(
+        x.data_ptr() == what_learns(model)[k].data_ptr() for k, x in state.items() if k != "count"
+    )
+    assert not any(x.requires_grad for x in state.values())
+    other = trained(seed=4)
+    other.register_buffer("count", torch.tensor(0.0))
+    places = {name: p.data_ptr() for name, p in what_learns(other).items()}
+    load_module_state(other, state)
+    assert torch.equal(other(IDS).logits, model(IDS).logits) and other.count == 3
+    assert {name: p.data_ptr() for name, p in what_learns(other).items()} == places
+    with pytest.raises(ValueError, match="another model's weights"):
+        load_module_state(trained(rank=2), state)

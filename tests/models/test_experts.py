@@ -1,5 +1,7 @@
 """Mixtures of experts in every stage; oracle: transformers' own loss with labels, row by row."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from mixtures import CONFIGS, mixture
@@ -7,7 +9,17 @@ from small_trainer import PROMPTS, TOKENIZER, reward, trainer
 from torch.nn import functional as F
 
 from instruct_goose.models.agent import create_reference_model
-from instruct_goose.models.experts import load_balancing_loss, record_routers, router_coef
+from instruct_goose.models.experts import (
+    RouterRecord,
+    continue_record,
+    experts_per_token,
+    language_model,
+    load_balancing_loss,
+    open_record,
+    record_of,
+    record_routers,
+    router_coef,
+)
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.reward_model import RewardModel
 from instruct_goose.models.tokens import pad
@@ -84,6 +96,10 @@ def test_without_a_setting_the_coefficient_is_the_models_own():
     plain.model.config.output_router_logits = True
     assert router_coef(plain) == 0.0
     assert router_coef(asked_for, 0.2) == 0.2
+    del plain.model.config.output_router_logits
+    plain.model.config.router_aux_loss_coef = 0.3  # the word alone asks for nothing
+    assert router_coef(plain) == 0.0
+    assert router_coef(plain, 0.0) == 0.0  # a loss that is left out needs no routers
 
 
 @mixtures
@@ -162,3 +178,126 @@ def test_recomputed_layers_give_the_same_auxiliary_gradient(name):
         (log,) = sft(model, router_aux_loss_coef=1.0)
         gradients.append((log["loss"], log["grad_norm"]))
     assert gradients[0] == pytest.approx(gradients[1], rel=1e-5)
+
+
+# --- piece by piece
+
+
+def test_the_loss_of_several_layers_averages_them_before_the_product():
+    "Three experts, two a token; f and P by a loop over layers and tokens."
+    torch.manual_seed(0)
+    logits = torch.randn(2, 5, 3).bfloat16()
+    chosen, probability = torch.zeros(3), torch.zeros(3)
+    for layer in logits.float():
+        for token in layer:
+            p = token.exp() / token.exp().sum()
+            chosen += (p > p.min()).float() / 10
+            probability += p / 10
+    loss = load_balancing_loss(logits, 2)
+    assert loss.item() == pytest.approx(3 * (chosen * probability).sum().item(), rel=1e-5)
+    assert loss.dtype == torch.float32
+    assert load_balancing_loss(logits.double(), 2).dtype == torch.float64
+
+
+def test_the_first_language_model_inside_a_module_is_found():
+    model = mixture("mixtral")
+    holder = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.ModuleList([model])])
+    assert language_model(holder) is language_model(model) is model
+    assert language_model(torch.nn.Linear(2, 2)) is None
+
+
+@pytest.mark.parametrize(
+    "settings, k",
+    [
+        ({"num_experts_per_tok": 2}, 2),
+        ({"ffn_config": SimpleNamespace(moe_top_k=4)}, 4),  # DBRX
+        ({"num_experts_per_tok": None, "ffn_config": SimpleNamespace(moe_top_k=4)}, 4),
+        ({"num_experts_per_tok": 2, "ffn_config": SimpleNamespace(moe_top_k=4)}, 2),
+        ({"num_experts_per_tok": [2, 2]}, None),  # a number for each layer: not known here
+        ({"ffn_config": SimpleNamespace()}, None),
+        ({}, None),
+    ],
+)
+def test_how_many_experts_a_token_goes_to_stands_in_the_configuration(settings, k):
+    model = trainer().agent.model
+    model.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(**settings))
+    assert experts_per_token(model) == k
+    assert experts_per_token(None) is None
+
+
+def passed(model):
+    return response_logprobs(model, *pad([[1], [2]], 0), *pad([[3, 4], [5]], 0))
+
+
+def test_a_record_has_the_passes_inside_its_block_that_learn():
+    model, other = mixture("mixtral"), mixture("mixtral", seed=1)
+    passed(model)
+    assert open_record() is None
+    with record_routers(model) as record:
+        assert open_record() is record and record_of(model) is record
+        assert record_of(other) is None and record_of(trainer().agent) is None
+        with torch.no_grad():
+            assert record_of(model) is None
+            passed(model)
+        passed(other)
+        assert record.passes == []
+        with record_routers(other) as inner:
+            passed(model)
+            passed(other)
+        assert record.passes == [] and len(inner.passes) == 1
+        passed(model)
+        assert record_of(model) is record
+    assert open_record() is None
+    passed(model)
+    assert len(record.passes) == 1
+    layers = model.config.num_hidden_layers
+    assert record.passes[0].shape == (layers, 5, 4)  # five real tokens, four experts
+
+
+def test_a_pass_that_is_made_again_for_its_gradient_is_counted_once():
+    "Of a model without a plain head each row is read again, when the block is over."
+    model = mixture("granitemoe")
+    with record_routers(model) as record:
+        logprobs = passed(model)
+        loss = record.loss()
+    passes = len(record.passes)
+    (logprobs.sum() + loss).backward()
+    assert len(record.passes) == passes == 2
+    assert record.loss().item() == loss.item()
+
+
+def test_a_block_that_fails_leaves_no_record_behind():
+    record = RouterRecord(mixture("mixtral"))
+    with pytest.raises(KeyError), continue_record(record):
+        assert open_record() is record
+        with continue_record(None):
+            assert open_record() is None
+        raise KeyError
+    assert open_record() is None
+
+
+def test_a_record_without_a_router_has_no_loss():
+    record = RouterRecord(trainer().agent)
+    for logits in (None, ()):
+        record.add(logits, torch.ones(1, 2, dtype=torch.bool))
+    assert record.passes == []
+    with pytest.raises(ValueError, match="no forward pass returned the logits of a router"):
+        record.loss()
+    record.add([torch.ones(2, 3)], torch.ones(1, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="leave router_aux_loss_coef out"):
+        record.loss()  # how many experts a token goes to is not known
+
+
+def test_a_mixture_that_does_not_give_its_routers_is_refused_with_a_coefficient():
+    model = mixture("mixtral")
+    inner = model.model
+    forward = inner.forward
+
+    def without_routers(input_ids):
+        return forward(input_ids=input_ids)
+
+    inner.forward = without_routers
+    with pytest.raises(ValueError, match="MixtralForCausalLM returns no logits of a router"):
+        router_coef(model, 0.1)
+    assert router_coef(mixture("mixtral"), 0.1) == 0.1
+    assert router_coef(mixture("mixtral", return_dict=False), 0.1) == 0.1  # asked for by name

@@ -1,18 +1,31 @@
 """Every family against its own rows alone, unpadded, through its own forward; and what is refused, by name."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers
 from row_alone import BASE, QUERIES, RESPONSES, ROTARY, V
 from transformers import AutoModelForCausalLM
+from transformers.modeling_outputs import CausalLMOutput
 
 from instruct_goose.models.agent import Agent
 from instruct_goose.models.families import (
     check_causal,
+    configured_context,
+    context_length,
+    differs_by_more_than_rounding,
     eval_mode,
+    forward_options,
+    has_plain_head,
+    hidden_size,
+    main_output,
     plain_head,
+    plain_options,
     recompute_layers,
+    recomputed_layers,
     trunk,
+    vocabulary_size,
 )
 from instruct_goose.models.response import response_logprobs
 from instruct_goose.models.tokens import pad
@@ -263,3 +276,176 @@ def test_a_model_that_returns_tuples_is_read_by_name(name):
     model.config.return_dict = False
     model.config.output_hidden_states = True
     torch.testing.assert_close(response_logprobs(model, *args), expected)
+
+
+# --- what is read from a configuration
+
+
+@pytest.mark.parametrize("limit, expected", [(14, 14), (1, 1), (0, None), (-1, None), (None, None)])
+def test_a_context_is_a_number_of_tokens_or_has_no_limit(limit, expected):
+    config = T.PretrainedConfig()
+    config.max_position_embeddings = limit
+    assert configured_context(config) == expected
+    assert configured_context(T.BloomConfig()) is None  # it has no such word
+
+
+@pytest.fixture(scope="module")
+def rotary_model():
+    return rotary().eval()
+
+
+def test_sizes_are_those_of_the_tensors(rotary_model):
+    narrow = opt()
+    narrow.config.word_embed_proj_dim = 8
+    assert (context_length(rotary_model), vocabulary_size(rotary_model)) == (14, V)
+    assert (hidden_size(rotary_model), hidden_size(narrow)) == (16, 8)
+    narrow.resize_token_embeddings(V + 5)
+    assert vocabulary_size(narrow) == V + 5
+
+
+def test_the_transformer_is_found_under_any_usual_name(rotary_model):
+    inner = rotary_model.model
+    assert trunk(rotary_model) is inner and trunk(inner) is inner
+
+    class Wrapped(T.LlamaForCausalLM):  # it does not say which of its parts is the transformer
+        base_model = property(lambda self: self)
+
+        def get_output_embeddings(self):
+            return self.lm_head
+
+    wrapped = Wrapped(T.LlamaConfig(**ROTARY))
+    inner = wrapped.model
+    del wrapped.model
+    with pytest.raises(TypeError, match="Wrapped: its transformer is not found"):
+        trunk(wrapped)
+    for name in ("model", "transformer", "backbone", "language_model"):
+        setattr(wrapped, name, inner)
+        assert trunk(wrapped) is inner
+        delattr(wrapped, name)
+
+
+# --- modes
+
+
+def test_every_module_gets_its_own_mode_back_from_nested_blocks_too():
+    model = rotary().train()
+    model.model.layers[0].eval()
+    before = [part.training for part in model.modules()]
+    with pytest.raises(KeyError), eval_mode(model) as given:
+        assert given is model and not any(part.training for part in model.modules())
+        with eval_mode(model):
+            model.lm_head.train()
+        assert not any(part.training for part in model.modules())
+        raise KeyError
+    assert [part.training for part in model.modules()] == before
+
+
+def test_recomputed_layers_are_those_that_were_asked_for():
+    model = rotary()
+    assert recomputed_layers(model) == set()
+    recompute_layers(model)
+    assert recomputed_layers(model) == {*model.model.layers}
+    with eval_mode(model.eval()):  # transformers recomputes layers in training mode alone
+        assert [layer.training for layer in model.model.layers] == [True, True]
+        assert not any(part.training for part in model.model.layers[0].self_attn.modules())
+    with torch.no_grad(), eval_mode(model):
+        assert not any(part.training for part in model.modules())
+    model.activation_checkpointing_disable()
+    assert recomputed_layers(model) == set()
+
+
+def test_a_model_that_cannot_recompute_is_refused():
+    class Never(T.LlamaForCausalLM):
+        supports_gradient_checkpointing = False
+
+    with pytest.raises(ValueError, match="Never has no gradient checkpointing"):
+        recompute_layers(Never(T.LlamaConfig(**ROTARY)))
+
+
+# --- what a forward pass is given, and gives
+
+
+@pytest.mark.parametrize(
+    "settings, options",
+    [
+        ({}, {}),
+        ({"return_dict": False}, {"return_dict": True}),
+        ({"output_router_logits": True}, {"output_router_logits": False}),
+        ({"return_dict": True, "output_router_logits": False}, {}),
+    ],
+)
+def test_outputs_are_asked_for_by_name_and_without_routers(settings, options):
+    model = rotary()
+    for name, value in settings.items():
+        setattr(model.config, name, value)
+    assert plain_options(model) == options
+    assert plain_options(torch.nn.Linear(2, 2)) == {}
+    mask = torch.tensor([[0, 1, 1]])
+    given = forward_options(model, mask)
+    assert given.pop("position_ids").tolist() == [[0, 0, 1]]
+    assert given == {"use_cache": False} | options
+
+
+def test_a_forward_without_positions_is_given_none():
+    bloom = T.BloomForCausalLM(T.BloomConfig(vocab_size=V, hidden_size=8, n_layer=1, n_head=1))
+    assert forward_options(bloom, torch.ones(1, 2)) == {"use_cache": False}
+    assert forward_options(torch.nn.Linear(2, 2), torch.ones(1, 2)) == {}
+
+
+def test_logits_are_taken_by_name_or_else_the_states():
+    model = torch.nn.Linear(2, 2)
+    logits, states = torch.ones(2), torch.zeros(3)
+    both = SimpleNamespace(loss=torch.ones(1), last_hidden_state=states, logits=logits)
+    assert main_output(model, both) is logits
+    assert main_output(model, SimpleNamespace(logits=None, last_hidden_state=states)) is states
+    with pytest.raises(TypeError, match="the forward of Linear returns tuple, with neither"):
+        main_output(model, (logits,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("steps, differs", [(0, False), (7, False), (8, False), (9, True)])
+def test_numbers_differ_by_more_than_eight_roundings_of_the_largest(dtype, steps, differs):
+    x = torch.tensor([1.0, -8.0, 0.0], dtype=dtype)
+    y = x.clone()
+    y[2] = 8 * steps * torch.finfo(dtype).eps
+    assert differs_by_more_than_rounding(x, y) == differs_by_more_than_rounding(-x, -y) == differs
+
+
+class FromOne(T.GPT2LMHeadModel):
+    "It counts positions from 1, where nobody tells it otherwise."
+
+    def forward(self, input_ids=None, position_ids=None, **options):
+        if position_ids is None:
+            position_ids = torch.arange(1, input_ids.shape[1] + 1)[None]
+        return super().forward(input_ids=input_ids, position_ids=position_ids, **options)
+
+
+def test_a_model_that_counts_from_another_number_or_has_an_encoder_is_refused():
+    with pytest.raises(TypeError, match="FromOne does not count positions from 0"):
+        check_causal(FromOne(T.GPT2Config(**BASE)))
+    model = rotary()
+    model.config.is_encoder_decoder = True
+    with pytest.raises(TypeError, match="LlamaForCausalLM has an encoder beside its decoder"):
+        check_causal(model)
+
+
+def test_asking_for_the_head_leaves_the_model_as_it_was():
+    model = rotary().train()
+    assert has_plain_head(model, model.lm_head) is True
+    assert not model.lm_head._forward_hooks and all(part.training for part in model.modules())
+    other = torch.nn.Linear(16, V)
+    assert has_plain_head(model, other) is False  # one that the forward does not ask
+
+
+class Halved(T.LlamaForCausalLM):
+    "Its head reads half of the last states, as families that scale them do."
+
+    def forward(self, input_ids=None, **options):
+        states = self.model(input_ids=input_ids, **options).last_hidden_state
+        return CausalLMOutput(logits=self.lm_head(states / 2))
+
+
+def test_a_head_of_other_states_than_the_last_is_not_plain():
+    model = Halved(T.LlamaConfig(**ROTARY))
+    assert (model.model.embed_tokens.weight[0] == 0).all()  # padding: all of its states are 0
+    assert plain_head(model) is None

@@ -15,15 +15,27 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from instruct_goose.models.families import trunk
 from instruct_goose.models.loading import tiny_smollm
 from instruct_goose.models.rendering import Renderer
 from instruct_goose.models.reward_model import (
     Classifier,
     CutTexts,
+    PairwiseLoss,
     RewardModel,
+    all_pairs_loss,
     check_spread,
     check_tokenizer,
+    find_label,
+    label_logits,
     last_token_logits,
+    log_odds,
+    longest_text,
+    pairwise_loss,
+    prompt_texts,
+    rendered_answers,
+    rendered_chats,
+    template_rows,
     tokenizer_fingerprint,
 )
 from instruct_goose.models.tokens import PairDataset, bpe_tokenizer, pad, word_tokenizer
@@ -532,3 +544,266 @@ def test_a_template_of_a_classifier_may_give_ids():
     assert score == pytest.approx(
         last_token_logits(model, torch.tensor([[3, 4, 5]])).item(), abs=1e-5
     )
+
+
+# --- losses
+
+
+@pytest.mark.parametrize(
+    "margin, leads",
+    [
+        (None, [1.5, 0.0, -4.0]),
+        (0.5, [1.0, -0.5, -4.5]),
+        (torch.tensor([0.5, -1.0, 0.0]), [1.0, 1.0, -4.0]),
+    ],
+)
+def test_a_pair_costs_the_logarithm_of_its_probability(margin, leads):
+    chosen, rejected = torch.tensor([2.0, 0.0, -1.0]), torch.tensor([0.5, 0.0, 3.0])
+    expected = [math.log(1 + math.exp(-lead)) for lead in leads]
+    loss = pairwise_loss(chosen.bfloat16(), rejected.bfloat16(), margin)
+    assert loss.dtype == torch.float32 and loss.tolist() == pytest.approx(expected, rel=1e-6)
+    mean = PairwiseLoss()(chosen, rejected, margin)
+    assert mean.item() == pytest.approx(sum(expected) / 3, rel=1e-6)
+
+
+def test_a_loss_of_no_pairs_or_of_other_shapes_is_refused(unchecked):
+    with unchecked(), pytest.raises(ValueError, match="no pairs"):
+        PairwiseLoss()(torch.ones(0), torch.ones(0))
+    with unchecked(), pytest.raises(ValueError):
+        pairwise_loss(torch.ones(2), torch.ones(3))
+    with unchecked(), pytest.raises(ValueError):
+        pairwise_loss(torch.ones(2), torch.ones(2), torch.ones(3))
+    for ratings in ([3, 3], []):
+        with pytest.raises(ValueError, match="without two different"):
+            all_pairs_loss(torch.ones(len(ratings)), torch.tensor(ratings))
+
+
+def test_all_pairs_of_different_ratings_count_alike():
+    scores, ratings = [0.5, -1.0, 2.0, 0.0, 1.0], [3, 1, 2, 3, 1]
+    losses = []
+    for r, y in zip(scores, ratings, strict=True):
+        for other_r, other_y in zip(scores, ratings, strict=True):
+            if y > other_y:
+                losses.append(math.log(1 + math.exp(other_r - r)))
+    found = all_pairs_loss(torch.tensor(scores).bfloat16(), torch.tensor(ratings))
+    assert found.dtype == torch.float32 and len(losses) == 8
+    assert found.item() == pytest.approx(sum(losses) / 8, rel=1e-6)
+
+
+# --- what a classifier says
+
+
+def test_the_log_odds_of_a_label_against_all_others():
+    logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 5.0]])
+    for label in range(3):
+        p = logits.double().softmax(-1)[:, label]
+        torch.testing.assert_close(log_odds(logits, label).double(), (p / (1 - p)).log())
+    assert log_odds(logits[:, :1].bfloat16(), 0).tolist() == [1.0, 0.0]
+    assert log_odds(logits.bfloat16(), 0).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "names, label, index",
+    [
+        ({0: "GOOD"}, None, 0),
+        ({0: "BAD", 1: "GOOD"}, "GOOD", 1),
+        ({0: "BAD", 1: "GOOD"}, 0, 0),
+        ({"0": "BAD", "1": "GOOD"}, 1, 1),
+        ({}, None, 0),
+        ({0: "BAD", 1: "GOOD"}, None, None),
+        ({0: "BAD", 1: "GOOD"}, 2, None),
+        ({0: "GOOD", 1: "GOOD"}, "GOOD", None),
+    ],
+)
+def test_a_label_is_found_by_its_name_or_its_index(names, label, index):
+    judge = classifier("bert", max(len(names), 1))
+    vars(judge.config)["id2label"] = names
+    if index is None:
+        with pytest.raises(ValueError, match=f"label is {label!r}: pass one of the classifier's"):
+            find_label(judge, label)
+    else:
+        assert find_label(judge, label) == index
+
+
+@torch.no_grad()
+def test_all_labels_are_read_at_the_last_token():
+    judge = classifier("llama", 3).eval()
+    ids, mask = torch.tensor([[5, 4, 6], [0, 7, 5]]), torch.tensor([[1, 1, 0], [0, 1, 1]]).bool()
+    found = label_logits(judge, ids, mask)
+    for row, text in zip(found, ([5, 4], [7, 5]), strict=True):
+        alone = judge.score(judge.model(torch.tensor([text])).last_hidden_state)[0, -1]
+        torch.testing.assert_close(row, alone, atol=1e-5, rtol=1e-5)
+    one = classifier("llama", 1).eval()
+    whole = last_token_logits(one, ids)  # without a mask nothing is padding
+    assert whole.equal(last_token_logits(one, ids, torch.ones_like(ids)))
+    with pytest.raises(ValueError, match="attention_mask holds"):
+        last_token_logits(one, ids, ids)
+
+
+# --- a reward model and its tokenizer
+
+
+def test_a_fingerprint_is_that_of_the_vocabulary_and_of_how_texts_are_cut():
+    own = tokenizer_fingerprint(DISTINCT)
+    size, _, digest = own.partition("-")
+    assert size == str(len(DISTINCT)) and len(digest) == 16
+    assert tokenizer_fingerprint(copy.deepcopy(DISTINCT)) == own
+    others = [
+        word_tokenizer(WORDS[::-1], model_max_length=14),
+        word_tokenizer(WORDS, model_max_length=14, add_eos=True),
+        word_tokenizer([*WORDS, "more"], model_max_length=14),
+    ]
+    assert len({own, *map(tokenizer_fingerprint, others)}) == 4
+
+
+def small_classifier(tokenizer, **options):
+    config = transformers.GPT2Config(**BASE, vocab_size=len(tokenizer), **options)
+    return transformers.GPT2ForSequenceClassification(config)
+
+
+@pytest.mark.parametrize("tokenizer, pad_id", [(SHARED, None), (DISTINCT, 0)])
+def test_transformers_looks_for_padding_only_where_it_has_a_token_of_its_own(tokenizer, pad_id):
+    judge = RewardModel(small_classifier(tokenizer, num_labels=1), tokenizer)
+    config = judge.model.config
+    assert config.pad_token_id == pad_id
+    assert (config.reward_mean, config.reward_std) == (0.0, 1.0)
+    assert config.reward_tokenizer == tokenizer_fingerprint(tokenizer)
+
+
+def test_a_pad_token_that_the_model_cannot_read_is_not_looked_for():
+    tokenizer = word_tokenizer(WORDS, model_max_length=14)
+    model = small_classifier(tokenizer, num_labels=1)
+    tokenizer.add_special_tokens({"pad_token": "<far>"})
+    with pytest.warns(UserWarning, match="'<far>'"):
+        judge = RewardModel(model, tokenizer)
+    assert judge.model.config.pad_token_id is None
+
+
+def test_a_judge_with_other_outputs_than_one_is_refused():
+    for model in (small_classifier(SHARED, num_labels=2), classifier("bert", 1)):
+        with pytest.raises(TypeError, match="has no head `score` with one output"):
+            RewardModel(model, SHARED)
+    bare = word_tokenizer(WORDS)
+    bare.pad_token = None
+    with pytest.raises(ValueError, match="no pad token"):
+        RewardModel(small_classifier(SHARED, num_labels=1), bare)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_reward_model_begins_with_the_language_models_states_and_scores_of_zero(dtype):
+    lm = AutoModelForCausalLM.from_config(CONFIGS["llama"](vocab_size=len(SHARED)), dtype=dtype)
+    lm.config.dtype = torch.float16  # in which it was stored
+    judge = RewardModel.from_causal_lm(lm, SHARED)
+    assert {p.dtype for p in judge.parameters()} == {dtype} and not judge.model.training
+    assert judge.model.config.dtype == torch.float16
+    for name, p in trunk(lm).state_dict().items():
+        assert p.equal(trunk(judge.model).state_dict()[name])
+    assert not judge.model.score.weight.any()
+    assert judge.model.config.num_labels == 1 and lm.config.num_labels != 1
+
+
+def test_normalised_scores_have_mean_zero_and_deviation_one():
+    "A text that stands there twice counts twice; to normalise again changes nothing."
+    judge = make("llama", DISTINCT)
+    texts = ["good film", "bad", "the plot is bad", "bad"]
+    raw = torch.tensor(judge.score(texts), dtype=torch.float64)
+    mean, std = judge.normalise(texts)
+    assert mean == pytest.approx(raw.mean().item(), abs=1e-6)
+    assert std == pytest.approx(((raw - raw.mean()) ** 2).mean().sqrt().item(), rel=1e-5)
+    expected = ((raw - mean) / std).tolist()
+    assert judge.score(texts) == pytest.approx(expected, abs=1e-5)
+    assert judge.normalise(texts) == pytest.approx((mean, std), abs=1e-5)
+    with pytest.raises(ValueError, match="train the reward model first"):
+        judge.normalise(["bad", "bad"])
+    with pytest.raises(ValueError, match="these 0 texts"):
+        judge.normalise([])
+
+
+@pytest.mark.parametrize("context, own, limit", [(14, 20, 14), (14, 9, 9), (None, 20, 20)])
+def test_a_text_is_as_long_as_positions_and_tokenizer_allow(context, own, limit):
+    tokenizer = word_tokenizer(WORDS, model_max_length=own)
+    name = "bloom" if context is None else "llama"  # BLOOM's positions have no end
+    assert longest_text(make(name, tokenizer).model, tokenizer) == limit
+
+
+def test_texts_that_are_empty_too_long_or_unreadable_are_named():
+    judge = make("llama", DISTINCT)
+    judge.score(["good " * 13])
+    with pytest.raises(ValueError, match="text 1 has 15 tokens, the limit is 14"):
+        judge.score(["good", "good " * 14])
+    with pytest.raises(ValueError, match="text 1 is empty"):
+        judge.score([[4], []])
+    with pytest.raises(ValueError, match="text 1: the token .* is beyond"):
+        judge.score([[4], [len(DISTINCT)]])
+    with pytest.raises(TypeError, match="texts is one string"):
+        judge.score("good film")
+
+
+# --- rows of prompts and answers
+
+
+def test_columns_of_the_data_become_arguments_of_each_row():
+    tools = [[WEATHER], None]
+    kwargs = [{"mood": 1}, {"tools": []}]
+    assert template_rows(2, tools, None, kwargs) == [
+        {"tools": [WEATHER], "mood": 1},
+        {"tools": []},
+    ]
+    assert template_rows(2, None, [[WEATHER], []], None) == [{"documents": [WEATHER]}, {}]
+    assert template_rows(2, None, None, None) == [{}, {}]
+
+
+def test_prompts_are_decoded_without_their_special_tokens():
+    prompts = ["good film", CHATS[0]]
+    ids = [DISTINCT("good film")["input_ids"], DISTINCT("bad")["input_ids"]]
+    assert prompt_texts(prompts, ids, DISTINCT) == ["good film", "bad"]
+    assert prompt_texts(prompts, None, DISTINCT) == ["good film", ""]
+    assert prompt_texts(prompts, ids, None) == ["good film", ""]
+
+
+@pytest.mark.parametrize(
+    "row, prompt, head, expected",
+    [
+        ("the film good", "the film", "", "the film good"),
+        ("film good", "the film", "film", "the film good"),  # decoding left a word out
+        ("film good", "the film", "other", None),
+        ("the film good", CHATS[0], "the film", None),
+        ([4, 5], "the film", "", None),
+    ],
+)
+def test_an_answer_stands_behind_the_prompt_as_the_data_has_it(row, prompt, head, expected):
+    [found] = rendered_answers(DISTINCT, [row], [prompt], [head])
+    assert found == (row if expected is None else DISTINCT(expected)["input_ids"])
+
+
+def test_rows_keep_their_places_where_some_are_conversations():
+    _, _, tokenizer = chat_judge("classifier")
+    prompts, answers = [CHATS[0], "good", CHATS[1]], ["film", " bad", "bad"]
+    columns = [{"tools": [WEATHER]}, {}, {}]
+    found = rendered_chats(tokenizer, ["x", "good bad", "y"], prompts, answers, columns)
+    assert found[1] == "good bad"
+    for i in (0, 2):
+        whole = [*prompts[i], {"role": "assistant", "content": answers[i]}]
+        written = tokenizer.apply_chat_template(whole, **columns[i], return_dict=True)
+        assert found[i] == written["input_ids"]
+    assert rendered_chats(tokenizer, ["x"], ["good"], ["bad"], [{}]) == ["x"]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_rows_of_ids_are_cut_where_the_tokenizer_cuts(side):
+    judge = Classifier(classifier("bert", 1), framed(side))
+    row = [1, *[4] * 5, *[5] * 5, 2, 6]
+    with pytest.warns(CutTexts, match="1 of 2 texts .* text 1 with 13: each is cut"):
+        found = judge.rows(["film", row])
+    cut = row[:12] if side == "right" else row[1:]
+    assert found == [framed()("film")["input_ids"], cut]
+
+
+def test_a_template_of_a_classifier_needs_prompts_and_completions():
+    judge = Classifier(classifier("bert", 1), SENTENCE, template="{} {}".format)
+    [score] = judge.score(["x"], prompts=["the film"], completions=["is good"])
+    plain = Classifier(classifier("bert", 1), SENTENCE)
+    assert score == pytest.approx(plain.score(["the film is good"])[0], abs=1e-6)
+    for given in ({"prompts": ["x"]}, {"completions": ["x"]}, {}):
+        with pytest.raises(ValueError, match="a template needs prompts and completions"):
+            judge.score(["x"], **given)

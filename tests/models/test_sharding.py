@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from deep import first
+from row_alone import tiny
 from safetensors.torch import load_file
 from small_trainer import no_clock
 from transformers import AutoModelForCausalLM
@@ -28,14 +29,26 @@ from two_processes import (
 
 from instruct_goose.core.processes import in_processes, rank
 from instruct_goose.core.state import flatten, map_tensors
+from instruct_goose.models.agent import Agent
 from instruct_goose.models.sharding import (
     LearnerState,
+    accumulate_gradient,
+    all_reduce_gradients,
     configs,
     fsdp_requested,
     full_gradients,
     is_sharded,
+    load_weights,
+    optimized_parameters,
+    reshard,
+    shard_agent,
     shards_of,
+    synchronize,
+    transformer_blocks,
+    unshard,
+    unsharded_copy,
 )
+from instruct_goose.models.tokens import pad
 from instruct_goose.recipes.training import train_in
 from instruct_goose.runs import resume as by_time
 from instruct_goose.runs.checkpoints import load_checkpoint, newest_checkpoint
@@ -428,7 +441,176 @@ def test_sharded_moments_of_another_shape_than_the_weights_are_refused():
         in_processes(2, save_moments_per_column, seconds=300)
 
 
+# ----------------------------------------------------------- piece by piece
+
+
+def gradients_of_three_parameters():
+    "Process 0 has no gradient of the second, no process one of the third; the last stands still."
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(4)]
+    parameters[3].requires_grad_(False)
+    for p in (parameters[0], parameters[3]):
+        p.grad = torch.full((2,), rank() + 1.0)
+    if rank() == 1:
+        parameters[1].grad = torch.full((2,), 5.0)
+    all_reduce_gradients(parameters)
+    return [None if p.grad is None else p.grad.tolist() for p in parameters]
+
+
+def test_gradients_are_added_up_over_the_processes_that_have_one():
+    together = [[3.0, 3.0], [5.0, 5.0], None]
+    assert in_processes(2, gradients_of_three_parameters) == [
+        [*together, [1.0, 1.0]],
+        [*together, [2.0, 2.0]],
+    ]
+    assert gradients_of_three_parameters() == [[1.0, 1.0], None, None, [1.0, 1.0]]
+
+
+TEXTS = [([1, 5, 7], [8, 2]), ([1], [2, 11, 3]), ([4, 2], [7])]
+
+
+def gradient_of_texts(shard, of_process):
+    "The gradient of three texts, of which each process has some, and what was traced."
+    os.environ["ACCELERATE_USE_FSDP"] = str(shard)
+    agent = Agent(tiny("gpt2"), "copy")
+    torch.nn.init.ones_(agent.value_head.weight)
+    agent = shard_agent(agent)
+    assert is_sharded(agent) == shard
+
+    def evaluate(i):
+        query, response = TEXTS[i]
+        return agent.evaluate(*pad([query], 0), *pad([response], 0), with_entropy=False)
+
+    def backward(i):
+        found = evaluate(i)
+        ((i + 1) * (found.logprobs.sum() + found.values.square().sum())).backward()
+        return f"text {i}"
+
+    traces = accumulate_gradient(agent, backward, evaluate, of_process[rank()])
+    parameters = list(agent.parameters())
+    names = [name for name, _ in agent.named_parameters()]
+    owners = optimized_parameters(agent, parameters)
+    assert shard or all(p is owner for p, owner in zip(parameters, owners, strict=True))
+    return traces, dict(zip(names, full_gradients(agent, parameters), strict=True))
+
+
+@pytest.mark.parametrize("shard, of_process", [(False, ([0, 1], [2])), (True, ([], [0, 1, 2]))])
+def test_a_gradient_is_the_sum_over_the_texts_of_all_processes(shard, of_process):
+    traces, alone = gradient_of_texts(False, ([0, 1, 2],))
+    assert traces == ["text 0", "text 1", "text 2"]
+    assert max(g.abs().max() for g in alone.values()) > 1
+    for traces, gradient in in_processes(2, gradient_of_texts, shard, of_process, seconds=300):
+        assert traces == ["text 0", "text 1", "text 2"]
+        assert apart(gradient, alone) < 1e-9
+
+
+def weights_while_sharded():
+    "The parts of this process, and whether the weights are whole after each call."
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+    plain = Agent(tiny("gpt2", seed=rank()), "copy")
+    first = {name: p.detach().clone() for name, p in plain.named_parameters()}
+    agent = shard_agent(plain)
+    sizes = []
+    for change in (None, unshard, reshard, unshard):
+        if change is not None:
+            change(agent)
+        sizes.append(sum(p.numel() for p in map(local, agent.parameters())))
+    held = {name: local(p).clone() for name, p in shards_of(agent).parameters.items()}
+    doubled = {name: 2 * p.detach() for name, p in agent.named_parameters()}
+    load_weights(agent, doubled)
+    twin = unsharded_copy(agent)
+    assert not is_sharded(twin) and twin.value_model is not None
+    now = {name: p.detach().clone() for name, p in twin.named_parameters()}
+    moved = all(local(p).equal(2 * held[k]) for k, p in shards_of(agent).parameters.items())
+    return sizes, first, now, moved
+
+
+def local(p):
+    return p.to_local() if hasattr(p, "to_local") else p
+
+
+def test_weights_are_in_parts_or_whole_and_the_parts_follow_what_is_written():
+    (sizes, first, now, moved), (other_sizes, other_first, other_now, other_moved) = in_processes(
+        2, weights_while_sharded, seconds=300
+    )
+    whole = sum(p.numel() for p in first.values())
+    for after in (0, 2):  # sharded at the start, and again
+        assert sizes[after] + other_sizes[after] == whole
+        assert max(sizes[after], other_sizes[after]) < 0.56 * whole
+    for after in (1, 3):
+        assert sizes[after] == other_sizes[after] == whole
+    assert not all(first[name].equal(other_first[name]) for name in first)
+    for name, p in now.items():  # all begin with the weights of the main one
+        assert p.equal(2 * first[name]) and p.equal(other_now[name])
+    assert moved and other_moved
+
+
+@pytest.mark.parametrize("value_model, blocks", [(None, 2), ("copy", 4)])
+def test_the_blocks_are_the_members_of_lists_of_several_modules(value_model, blocks):
+    agent = Agent(tiny("gpt2"), value_model)
+    found = list(transformer_blocks(agent))
+    assert found[:2] == [*agent.model.transformer.h] and len(found) == blocks
+    del agent.model.transformer.h[1]
+    assert len(list(transformer_blocks(agent))) == blocks - 2
+
+
+@pytest.mark.parametrize("value_model", [None, "copy"])
+def test_an_agent_of_other_weights_is_copied_and_one_that_is_whole_is_itself(value_model):
+    agent = Agent(tiny("gpt2"), value_model)
+    assert unsharded_copy(agent) is agent
+    agent.model.generation_config.temperature = 0.25
+    weights = {name: p.detach() + 1 for name, p in agent.named_parameters()}
+    before = torch.get_rng_state()
+    twin = unsharded_copy(agent, weights)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert twin.model.generation_config.temperature == 0.25
+    named = dict(twin.named_parameters())
+    assert named.keys() == weights.keys()
+    assert all(p.equal(weights[name]) for name, p in named.items())
+    assert (twin.value_model is None) == (value_model is None)
+
+
+def test_weights_of_another_model_are_refused_and_nothing_is_written():
+    agent = Agent(tiny("gpt2"))
+    before = {name: p.detach().clone() for name, p in agent.named_parameters()}
+    load_weights(agent, {name: x + 1 for name, x in before.items()})
+    assert all(p.equal(before[name] + 1) for name, p in agent.named_parameters())
+    with pytest.raises(ValueError, match="another model's weights"):
+        load_weights(agent, {name: x[:1] for name, x in before.items()})
+    assert all(p.equal(before[name] + 1) for name, p in agent.named_parameters())
+
+
+def begun_together(settings, with_reference=True):
+    "The first weight of agent and reference, which differ between processes before."
+    agent = Agent(tiny("gpt2", seed=rank()))
+    reference = tiny("gpt2", seed=5 + rank()) if with_reference else None
+    optimizer = torch.optim.SGD(agent.parameters(), lr=1.0)
+    synchronize(settings[rank()], agent, reference, optimizer)
+    models = [agent.model, reference] if with_reference else [agent.model]
+    return [model.transformer.wte.weight.detach() for model in models]
+
+
+def test_processes_begin_with_the_weights_of_the_main_one_and_with_the_same_settings():
+    alone = begun_together([{"lr": 1}])
+    together = in_processes(2, begun_together, [{"lr": 1}] * 2)
+    for found in together:
+        assert all(x.equal(y) for x, y in zip(found, alone, strict=True))
+    [[first], [second]] = in_processes(2, begun_together, [{"lr": 1}] * 2, with_reference=False)
+    assert first.equal(second)
+    with pytest.raises(RuntimeError, match="the settings"):
+        in_processes(2, begun_together, [{"lr": 1}, {"lr": 2}])
+
+
 # ----------------------------------------------------------- DeepSpeed, and configurations
+
+
+@pytest.mark.parametrize(
+    "value, asks", [("true", True), ("True", True), ("TRUE", True), ("false", False), ("1", False)]
+)
+def test_fsdp_is_asked_for_as_accelerate_writes_it(value, asks, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", value)
+    assert fsdp_requested() is asks
+    agent = Agent(tiny("gpt2"))
+    assert shard_agent(agent) is agent and not is_sharded(agent)  # one process needs no shards
 
 
 def test_deepspeed_is_refused_by_name(monkeypatch):
