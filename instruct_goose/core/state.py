@@ -539,8 +539,9 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
 def check_identity(before: Mapping, now: Mapping) -> None:
     """Compare two identities from `identity_of`.
 
-    `FREE_SETTINGS` may differ, and so may the number of steps of a constant learning rate.
-    Raises ValueError for other settings, another reference or another tokenizer.
+    `FREE_SETTINGS` may differ, and so may the number of steps of a constant learning rate (that a
+    run in a directory does not become shorter, `runs.resume` checks). Raises ValueError for other
+    settings, another reference or another tokenizer.
     """
     check_values(before, {"config": dict})
     free: set[str] = set(FREE_SETTINGS)

@@ -275,7 +275,9 @@ def has_plain_head(model: PreTrainedModel, head: nn.Linear) -> bool:
         head_outputs.append(known)
         return known.clone()
 
-    ids = torch.tensor([[0, 1]], device=head.weight.device)  # the states of a padding token may be 0
+    ids = torch.tensor(
+        [[0, 1]], device=head.weight.device
+    )  # the states of a padding token may be 0
     mask = torch.ones_like(ids)
     handle = head.register_forward_hook(replace)
     try:

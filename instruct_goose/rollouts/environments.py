@@ -464,7 +464,7 @@ class EnvironmentSampler(TurnSampler):
         agent: Agent,  # of the trainer
         tokens: Tokens,  # of the trainer, with a tokenizer
         factory: Callable[[], Any],  # a class, or a function that makes an environment
-        turns: int = 16,  # replies at most; the policy has one turn more
+        turns: int = 16,  # replies at most; the policy has one turn more, which is paid as well
         show_tools: bool | None = None,  # in the prompt; None: where the chat template knows tools
     ):
         super().__init__(agent, tokens, lambda text: None, turns)
@@ -484,7 +484,8 @@ class EnvironmentSampler(TurnSampler):
         if isinstance(prompts, dict):
             raise TypeError(
                 "an environment reads text, and the prompts are query_ids: pass rows with a text "
-                "or messages as 'prompt'"
+                "or messages as 'prompt' (with max_redraws call train: step by hand draws the "
+                "same prompts again, by their ids)"
             )
         rows = [prompt_row(prompt, i) for i, prompt in enumerate(prompts)]
         seeds = list(range(len(rows)))
@@ -547,16 +548,8 @@ class EnvironmentSampler(TurnSampler):
 
     def reply(self, episode: Episode) -> list[int] | None:
         "Give the turn to its environment: the reply as tokens; None: the episode is over."
-        environment = self.playing[episode.row]
-        tools: Sequence[Callable] = ()
-        if isinstance(environment, ToolEnvironment):
-            tools = list(environment.tools.values())
-        turn = parse_turn(self.tokenizer, episode.turn, episode.before_turn, tools)
-        with explain_failure(environment, f"an answer to {turn.text[-80:]!r}"):
-            answer = environment.answer(turn)
+        turn, answer = self.ask(episode)
         self.answers[episode.row].append(answer)
-        if answer.reward is not None:
-            episode.add_reward(answer.reward)
         if not answer.messages:
             return None
         is_ended = episode.turn[-1] in self.tokens.eos_ids
@@ -568,6 +561,29 @@ class EnvironmentSampler(TurnSampler):
                 "no token: answer with text, or end the episode"
             )
         return list(ids)
+
+    def see_last_turn(self, episode: Episode) -> None:
+        """Show the environment the turn behind its last reply, so that it can pay or score it.
+
+        Its answer reaches nobody. Tools are not called any more: their results would be lost.
+        """
+        if isinstance(self.playing[episode.row], ToolEnvironment):
+            return
+        _, answer = self.ask(episode)
+        self.answers[episode.row].append(answer._replace(messages=[]))
+
+    def ask(self, episode: Episode) -> tuple[Turn, Answer]:
+        "Read the policy's turn, let its environment answer it, and note what it pays."
+        environment = self.playing[episode.row]
+        tools: Sequence[Callable] = ()
+        if isinstance(environment, ToolEnvironment):
+            tools = list(environment.tools.values())
+        turn = parse_turn(self.tokenizer, episode.turn, episode.before_turn, tools)
+        with explain_failure(environment, f"an answer to {turn.text[-80:]!r}"):
+            answer = environment.answer(turn)
+        if answer.reward is not None:
+            episode.add_reward(answer.reward)
+        return turn, answer
 
     def counts(self) -> dict[str, list]:
         "Count the environment's replies, tool calls and failures of each response."

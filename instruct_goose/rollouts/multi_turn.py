@@ -190,7 +190,11 @@ class TurnSampler:
         if not is_over:
             episode.open = len(episode.ids) < limit
             return
-        reply = self.reply(episode) if episode.replies < self.turns else None
+        reply = None
+        if episode.replies < self.turns:
+            reply = self.reply(episode)
+        else:
+            self.see_last_turn(episode)
         episode.replies += 1
         if reply is None:
             episode.open = False
@@ -199,6 +203,9 @@ class TurnSampler:
             episode.open = False
         else:
             episode.add_reply(reply)
+
+    def see_last_turn(self, episode: Episode) -> None:
+        "Take in the turn behind the last reply. A function that only replies need not see it."
 
     def reply(self, episode: Episode) -> list[int] | None:
         """Ask the environment for its reply to the text so far, as tokens.

@@ -217,7 +217,7 @@ class CheckpointManager:
     def is_due(self, done: int, total: int) -> bool:
         """Is a step to be saved, after `done` of `total`, since `every` says so?
 
-        Other stages are saved as often as the main one, by their share of steps.
+        A stage with another number of steps is saved as many times in all as the main one.
         """
         if self.every is None:
             return False

@@ -237,11 +237,11 @@ class RLHFTrainer:
     def step(self, prompts: Prompts, reward_fn: Rewards) -> Metrics:
         """One iteration: the algorithm. Returns its metrics, by name.
 
-        Called by hand it does what it does in `train`, with these differences: no held-out prompt
-        is answered, `stop_reason` is set and nothing obeys it, no iteration is known to be the last
-        (whose policy max_kl_to_reference measures), and flat groups that are drawn again get new
-        responses to the same prompts. Raises what the phases raise; FloatingPointError names the
-        iteration and what is not finite.
+        Called by hand it does what it does in `train`, with these differences. No held-out prompt
+        is answered. `stop_reason` is set, and nothing obeys it. No iteration is known to be the
+        last, so the KL of the policy after the last update is not measured for
+        max_kl_to_reference. Flat groups that are drawn again get new responses to the same prompts.
+        Raises what the phases raise; FloatingPointError names the iteration and what is not finite.
         """
         with self.phases() as after:  # times each phase, and tells the callbacks of its result
             rollout = after.rollout(self.rollout(prompts))  # (1) r ~ π_old(·|q)

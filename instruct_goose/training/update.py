@@ -45,10 +45,11 @@ from .experience import Experience, NO_REFERENCE, require_finite
 def drop_truncated(batch: Experience, config: RLHFConfig, eos_ids: Sequence[int]) -> Experience:
     """Drop the rows that were cut off: with `mask_truncated` they get no gradient.
 
-    Advantages are there by now: the dropped rows have counted in the mean of their group and in the
-    whitening. A mean over rows still divides by all rows; a mean over tokens divides by the tokens
-    that are left (DAPO's overlong filtering, 2025, section 3.4). Without the setting the batch is
-    returned as it is. Raises ValueError if nothing is known to end a response.
+    The advantages were made before: the dropped rows counted in the mean of their group and in the
+    whitening. The averages of the loss treat dropped rows differently. A mean over rows still
+    divides by all rows. A mean over tokens divides by the tokens that are left, and so does the
+    mean over the tokens of a group (DAPO's overlong filtering, 2025, section 3.4). Without the
+    setting the batch is returned as it is. Raises ValueError if nothing is known to end a response.
     """
     if not config.mask_truncated:
         return batch
@@ -185,8 +186,8 @@ def total_loss(
 
     Of a mixture of experts also + c₃·L^router, weighted by the micro-batch's share of rows.
     Returns L, and by name its parts for the log: those that `ppo_loss` returns and the routers'
-    loss, each a detached number. The KL term of L has no part of its own. Schulman et al. (2017) eq. 9, with the KL penalty of Shao et al.
-    (2024) eq. 3.
+    loss, each a detached number. The KL term of L has no part of its own. Schulman et al. (2017)
+    eq. 9, with the KL penalty of Shao et al. (2024) eq. 3.
     """
     averaging = aggregation_args(config, batch)
     loss, parts = ppo_loss(
@@ -221,7 +222,7 @@ class MicroBatchTrace(NamedTuple):
     logprobs: Float[Tensor, "batch time"]  # log π before the step
     parts: dict[str, Tensor]  # of the loss, a number each
     negative_gradients: dict[str, Tensor]  # −∂L/∂x of logprobs, values and entropy, (B, T) each
-    stale_gradient: Float[Tensor, ""]  # norm of the last parameter's gradient before the pass: 0
+    stale_gradient: Float[Tensor, ""]  # norm of what stood in one parameter's .grad before: 0
 
 
 torch.serialization.add_safe_globals([MicroBatchTrace])  # may be sent to other processes

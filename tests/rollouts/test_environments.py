@@ -31,6 +31,7 @@ from instruct_goose.rollouts.environments import (
     turn_advantages,
     turn_numbers,
 )
+from instruct_goose.rollouts.multi_turn import Episode
 from instruct_goose.rollouts.rollout import concat
 from instruct_goose.tasks.games import Calculator, GuessingGame, tool_model
 
@@ -302,6 +303,67 @@ def test_an_environment_that_pays_by_turns_only_is_paid():
         paid = rollout.environment_rewards[i].nonzero().flatten().tolist()
         reply = (rollout.attention_mask[i] & ~rollout.mask[i]).nonzero().flatten()
         assert paid == [reply[0] - 1]  # the last token that was sampled before the reply
+
+
+class PaysEach:
+    "Pays 1 for each turn that it sees, and never ends."
+
+    def begin(self, row, seed):
+        return None
+
+    def answer(self, turn):
+        return Answer([{"role": "user", "content": "higher"}], 1.0)
+
+    def final_reward(self):
+        return None
+
+
+class CountsAnswers(Messages):
+    "The protocol of verifiers; the rubric pays 1 for each turn of the policy that it can read."
+
+    class rubric:  # noqa: N801
+        @staticmethod
+        def score_rollout(state):
+            roles = [message["role"] for message in state["completion"]]
+            state["reward"] = float(roles.count("assistant"))
+
+    async def setup_state(self, state):
+        return state
+
+    async def is_completed(self, messages, state, **kwargs):
+        return False
+
+
+@pytest.mark.parametrize("factory", [PaysEach, CountsAnswers])
+@pytest.mark.parametrize("turns", [0, 1, 2])
+def test_the_turn_behind_the_last_reply_is_paid_and_its_answer_reaches_nobody(factory, turns):
+    trainer = trainer_of(factory)
+    trainer.use_sampler(
+        lambda agent, tokens: EnvironmentSampler(agent, tokens, factory, turns=turns)
+    )
+    rollout = trainer.rollout(SECRETS)
+    tokenizer = trainer.tokens.tokenizer
+    ends = torch.tensor([*tokenizer.convert_tokens_to_ids(NUMBERS), *trainer.eos_ids])
+    ended = (torch.isin(rollout.response_ids, ends) & rollout.mask).sum(-1)  # turns, by row
+    assert rollout.environment_rewards.sum(-1).tolist() == ended.tolist()
+    assert max(rollout.episodes["replies"]) == turns
+    assert ended.max() == turns + 1
+
+
+def test_no_tool_is_called_when_nobody_would_read_its_result():
+    class Once:
+        def reset(self):
+            return None
+
+        def look(self) -> str:
+            "Look."
+            raise AssertionError("called")
+
+    trainer = trainer_of(Once)
+    sampler = EnvironmentSampler(trainer.agent, trainer.tokens, Once, turns=0)
+    sampler.begin(SECRETS[:1], 1, None)
+    sampler.see_last_turn(Episode([1], row=0))
+    assert sampler.answers == [[]]
 
 
 def test_several_rewards_beside_the_environments():
