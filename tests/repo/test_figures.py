@@ -352,7 +352,7 @@ CAPTIONS = [
     # learn/trainer
     Says("5e703a37", "climbs from 0 to about 3", 3, last(0, GREY), 0.5),
     Says("5e703a37", "swings between 2.5 and 5", 5, highest(1, ORANGE), 0.3),
-    Says("5e703a37", "settles near 3.7", 3.7, last(1, ORANGE), 0.3),
+    Says("5e703a37", "ends between 3.5 and 3.7", 3.6, last(1, ORANGE), 0.15),
     Says("5e703a37", "settles near 2", 2, last(2, PURPLE), 0.1),
     Says("d4340405", "a dashed line at 1.37", 1.37, first(0, INK)),
     Says("d4340405", "lies between .25 and .7", 0.25, lowest(1, ORANGE), 0.05),
@@ -406,7 +406,7 @@ CAPTIONS = [
     Says("208f79fb", "rises from .16", 0.16, first(0, BLUE), 0.01),
     Says("208f79fb", "about .6", 0.6, last(0, BLUE), 0.1),
     Says("208f79fb", "begins at 0", 0, first(1, BLUE), 0.01),
-    Says("208f79fb", "below .13", 0.125, highest(3, BLUE), 0.005),
+    Says("208f79fb", "single peaks of .1", 0.15, highest(3, BLUE), 0.06),
     # learn/exact_world
     Says("5b359350", "all between .22 and .26", 0.22, of_marks(ORANGE, min, 1), 0.015),
     Says("5b359350", "all between .22 and .26", 0.26, of_marks(ORANGE, max, 1), 0.015),
