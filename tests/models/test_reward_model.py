@@ -573,6 +573,8 @@ def test_a_loss_of_no_pairs_or_of_other_shapes_is_refused(unchecked):
         pairwise_loss(torch.ones(2), torch.ones(3))
     with unchecked(), pytest.raises(ValueError):
         pairwise_loss(torch.ones(2), torch.ones(2), torch.ones(3))
+    with unchecked(), pytest.raises(ValueError, match="shape"):
+        all_pairs_loss(torch.ones(2), torch.tensor([1, 2, 3]))
     for ratings in ([3, 3], []):
         with pytest.raises(ValueError, match="without two different"):
             all_pairs_loss(torch.ones(len(ratings)), torch.tensor(ratings))
