@@ -188,6 +188,9 @@ def test_every_position_has_the_logits_and_the_value_of_its_row_alone(name, valu
     model = tiny(name)
     agent = Agent(model, value_model)
     torch.nn.init.normal_(agent.value_head.weight)
+    if agent.value_model is not None:
+        for p in agent.value_model.parameters():
+            p.data *= 1.1  # it has learnt since it was copied
     w = agent.value_head.weight[0]
     texts = [q + r for q, r in zip(QUERIES, RESPONSES, strict=True)]
     ids, mask = pad(texts, 0, "left")
@@ -198,7 +201,7 @@ def test_every_position_has_the_logits_and_the_value_of_its_row_alone(name, valu
         for i, text in enumerate(texts):
             alone = torch.tensor([text])
             near(found.logits[i][mask[i]], model(alone).logits[0], atol=1e-6)
-            hidden = trunk(model)(alone).last_hidden_state[0]
+            hidden = agent.value_trunk(alone).last_hidden_state[0]
             near(found.values[i][mask[i]], hidden @ w, atol=1e-6)
             whole = agent(alone)  # without a mask nothing is padding
             near(whole.logits[0], model(alone).logits[0], atol=1e-6)
@@ -293,6 +296,11 @@ def test_a_policy_has_a_head_over_the_vocabulary():
             load_policy(other)
     model = tiny("gpt2")
     assert load_policy(model) is model
+    reader = transformers.BertLMHeadModel(transformers.BertConfig(**BASE, intermediate_size=24))
+    with pytest.raises(TypeError, match="BertLMHeadModel looks ahead"):
+        load_policy(reader)
+    with pytest.raises(TypeError, match="BertModel looks ahead"):
+        load_value_trunk(reader, model)
 
 
 def test_a_copy_for_the_values_has_the_policys_numbers_and_moves_alone():

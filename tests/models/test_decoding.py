@@ -1,6 +1,7 @@
-"""The oracle is the model's own forward over the whole text of one row, without padding and without a cache.
-Which step a model gets, and what a step in a CUDA graph does when, is tested with stand-ins for the graph,
-which this machine cannot capture."""
+"""The oracle is the model's own forward over the whole text of one row, unpadded, without a cache.
+
+Which step a model gets, and what a step in a CUDA graph does when, is tested with stand-ins for
+the graph, which this machine cannot capture."""
 
 from types import SimpleNamespace
 

@@ -1,5 +1,7 @@
-"""The laws of rendering, for every template and for random conversations; then the small functions between a
-conversation and its token ids, one table each, whose expectations are written by hand."""
+"""The laws of rendering, for every template and for random conversations.
+
+Then the small functions between a conversation and its token ids, one table each, whose
+expectations are written by hand."""
 
 import json
 from collections import Counter

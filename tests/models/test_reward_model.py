@@ -214,6 +214,7 @@ def test_rows_of_an_embedding_without_a_token_are_for_the_hardware(rows, n):
         ([1.0, 1.0 + 17 * 2**-23], torch.float32, True),
         ([1.0, 1.0 + 17 * 2**-23], torch.bfloat16, False),
         ([math.nan, 1.0], torch.float32, False),
+        ([1e200, -1e200], torch.float32, False),  # their deviation is beyond float64
     ],
 )
 def test_a_spread_of_eight_roundings_is_no_scale(scores, dtype, wide):
@@ -573,6 +574,8 @@ def test_a_loss_of_no_pairs_or_of_other_shapes_is_refused(unchecked):
         pairwise_loss(torch.ones(2), torch.ones(3))
     with unchecked(), pytest.raises(ValueError):
         pairwise_loss(torch.ones(2), torch.ones(2), torch.ones(3))
+    with unchecked(), pytest.raises(ValueError, match="shape"):
+        all_pairs_loss(torch.ones(2), torch.tensor([1, 2, 3]))
     for ratings in ([3, 3], []):
         with pytest.raises(ValueError, match="without two different"):
             all_pairs_loss(torch.ones(len(ratings)), torch.tensor(ratings))
@@ -797,6 +800,22 @@ def test_rows_of_ids_are_cut_where_the_tokenizer_cuts(side):
         found = judge.rows(["film", row])
     cut = row[:12] if side == "right" else row[1:]
     assert found == [framed()("film")["input_ids"], cut]
+
+
+def test_a_text_of_just_the_length_that_is_read_is_not_cut(recwarn):
+    judge = Classifier(classifier("bert", 1), framed())
+    assert judge.rows([" ".join(["film"] * 10), [4] * 12]) == [[1, *[6] * 10, 2], [4] * 12]
+    assert not recwarn
+
+
+@torch.no_grad()
+def test_texts_are_read_as_they_are_where_prompts_or_completions_are_missing():
+    judge, model, tokenizer = chat_judge("reward model")
+    texts = ["good film", "bad bad"]
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    expected = [last_token_logits(model, torch.tensor([row])).item() for row in ids]
+    for given in ({}, {"prompts": CHATS}, {"completions": ["film", "bad"]}):
+        assert judge.score(texts, **given) == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_template_of_a_classifier_needs_prompts_and_completions():

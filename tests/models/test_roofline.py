@@ -83,8 +83,8 @@ def test_the_cache_holds_keys_and_values_of_the_heads_that_have_them(heads, cach
     assert long - short == 10 * 100 * (2 * 3 * cached) * 2
 
 
-# multiprocessors; products and sums of bfloat16 in the tensor cores of each, per tick; their ticks a
-# second; float32 lanes of each; ticks; the memory's pins; bits a second through each of them
+# multiprocessors; products and sums of bfloat16 in the tensor cores of each, per tick; their ticks
+# a second; float32 lanes of each; ticks; the memory's pins; bits a second through each of them
 CHIPS = {
     "H100 80GB HBM3": (132, 4096, 1.83e9, 128, 1.98e9, 5120, 5.23e9),
     "H200": (132, 4096, 1.83e9, 128, 1.98e9, 6144, 6.25e9),
