@@ -874,15 +874,17 @@ def can_be_asked(rule: Rule, logged: Set[str]) -> bool:
 def asked_rules(log: Log) -> tuple[list[str], list[str]]:  # asked, not asked
     """Name the rules that the log's numbers allow, and those that they do not.
 
-    A rule of the first iteration is asked only where the log begins with it.
+    A rule of the first iteration is asked only where the log begins with it. A rule that has found
+    something by a part of its numbers was asked.
     """
+    found = {finding.name for finding in diagnose_log(log)}
     logged = {name for row in log.metrics for name in row}
     at_start = {name for row in log.metrics if row["iteration"] == 0 for name in row}
     asked = []
     others = []
     for rule in RULES:
         is_asked = can_be_asked(rule, at_start if rule.name == "start KL" else logged)
-        (asked if is_asked else others).append(rule.name)
+        (asked if is_asked or rule.name in found else others).append(rule.name)
     return asked, others
 
 

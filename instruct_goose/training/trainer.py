@@ -1093,7 +1093,7 @@ def steps_left(
         )
     return left
 
-
+# %% ../../nbs/learn/16_trainer.ipynb #3b17beaf
 class HeldOut(NamedTuple):
     """Prompts that are not trained on, and how often the policy is evaluated on them.
 

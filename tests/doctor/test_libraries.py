@@ -168,6 +168,13 @@ def test_what_could_not_be_asked_is_said():
     assert f"{len(others)} could not" in said and "reward_mean from reward" in said
 
 
+def test_a_rule_that_finds_something_in_a_part_of_its_numbers_was_asked():
+    log = log_of(flat_groups=[1.0] * 4)
+    assert "equal rewards" in {finding.name for finding in diagnose_log(log)}
+    asked, others = asked_rules(log)
+    assert "equal rewards" in asked and "equal rewards" not in others
+
+
 NUMBERS = [
     {"critic/score/mean": 0.5, "critic/score/min": 0.0, "critic/score/max": 1.0, "actor/lr": 1e-6}
     | {"actor/entropy": 1.2 * 0.6**i, "response_length/mean": 120.0, "actor/grad_norm": 0.4}
