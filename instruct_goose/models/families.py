@@ -275,9 +275,8 @@ def has_plain_head(model: PreTrainedModel, head: nn.Linear) -> bool:
         head_outputs.append(known)
         return known.clone()
 
-    ids = torch.tensor(
-        [[0, 1]], device=head.weight.device
-    )  # the states of a padding token may be 0
+    # of two tokens, since the states of one that is padding may all be 0
+    ids = torch.tensor([[0, 1]], device=head.weight.device)
     mask = torch.ones_like(ids)
     handle = head.register_forward_hook(replace)
     try:

@@ -43,6 +43,7 @@ from instruct_goose.models.loading import (
     sample_of,
     save_model,
     save_weights,
+    saved_embedding_rows,
     saved_ends,
     tiny_smollm,
     without_tied,
@@ -402,6 +403,27 @@ def test_a_base_with_a_missing_weight_is_taken_where_that_is_allowed(adapters, t
     base_sample["auto_mapping"].pop(BASE_SAMPLE)
     write(adapters / "adapter_config.json", base_sample)
     assert type(load_model(adapters, strict=False)) is type(base)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`")
+def test_an_embedding_that_was_saved_with_adapters_takes_the_place_of_the_bases(tied, tmp_path):
+    base = tiny("llama")
+    base.config.tie_word_embeddings = tied
+    base = LlamaForCausalLM(base.config)
+    base.save_pretrained(tmp_path / "base")
+    model = load_model(tmp_path / "base")
+    model.resize_token_embeddings(12)
+    saved = model.get_input_embeddings().weight.detach().clone()
+    save_model(with_lora(model, rank=2), None, tmp_path / "adapters")
+    assert saved_embedding_rows(base, tmp_path / "adapters") == 12
+    again = load_adapters(tmp_path / "adapters", base)
+    assert again.get_input_embeddings().weight.equal(saved)
+    assert (again.lm_head.weight is again.model.embed_tokens.weight) == tied
+
+
+def test_adapters_without_an_embedding_have_no_rows_of_one(adapters):
+    assert saved_embedding_rows(tiny("llama"), adapters) is None
 
 
 @pytest.mark.parametrize("own, ends", [(None, 7), (5, 5), ([5, 6], [5, 6])])
