@@ -1088,8 +1088,8 @@ def steps_left(
     if config.lr_schedule != "constant" and done + left > config.steps:
         raise ValueError(
             f"the {config.lr_schedule} schedule ends at config.steps, {config.steps}, but this "
-            f"would go on to {done + left}: make a new trainer with more steps. A run in a directory "
-            "goes on with more steps and resume=True"
+            f"would go on to {done + left}: make a new trainer with more steps. A run in a "
+            "directory goes on with more steps and resume=True"
         )
     return left
 
