@@ -9,6 +9,7 @@ import importlib
 import json
 import warnings
 from ast import literal_eval
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def _literal(value: Any) -> str:
     return text
 
 
+@cache
 def recorded_class(kind: str) -> type:
     "A dataclass with the recorded fields, which fills in what TRL's derives."
     fields = json.loads(RECORD.read_text("utf-8"))[kind]
