@@ -320,9 +320,9 @@ CAPTIONS = [
     # learn/ppo
     Says("e9ff81ec", "their mean, .2242", 0.2242, first(0, INK), 0.001),
     Says("4332bac0", "climbs slowly to about .55", 0.55, last(0, GREY), 0.03),
-    Says("4332bac0", "climb to about .93", 0.93, last(0, BLUE), 0.03),
+    Says("4332bac0", "climb above .9", 0.94, last(0, BLUE), 0.03),
     Says("4332bac0", "jump to .6 after one batch", 0.6, at(0, ORANGE, 1), 0.05),
-    Says("4332bac0", "stay at about .7", 0.7, last(0, ORANGE), 0.05),
+    Says("4332bac0", "stay near .7", 0.7, last(0, ORANGE), 0.05),
     # learn/group
     Says("896a3c4f", "1.87 for four of eight", 1.87, bar(0, BLUE, 3)),
     Says("896a3c4f", "rises to 2.83", 2.83, bar(0, BLUE, 0)),
