@@ -15,6 +15,7 @@ from tokenizers import normalizers
 from torch import nn
 
 from instruct_goose.core.state import (
+    STATE_METHODS,
     check_identity,
     check_optimizer,
     check_tensors,
@@ -28,6 +29,7 @@ from instruct_goose.core.state import (
     named_tensors,
     optimizer_state,
     random_state,
+    require_all_state_methods,
     set_random_state,
     unflatten,
 )
@@ -426,3 +428,17 @@ def test_settings_that_change_no_number_are_free():
 def test_another_identity_is_refused(before, now, message):
     with pytest.raises(ValueError, match=message):
         check_identity(before, now)
+
+
+@pytest.mark.parametrize("lacks", [{name} for name in STATE_METHODS] + [{*STATE_METHODS[:2]}])
+def test_what_has_some_of_the_three_methods_is_refused_with_those_that_it_lacks(lacks):
+    methods = {name: lambda self, *_: None for name in STATE_METHODS if name not in lacks}
+    with pytest.raises(TypeError, match="Part would not be saved") as refused:
+        require_all_state_methods(type("Part", (), methods)())
+    missing = str(refused.value).split("it lacks ")[1].split(". ")[0]
+    assert {*missing.split(" and ")} == lacks
+
+
+@pytest.mark.parametrize("names", [(), STATE_METHODS])
+def test_what_has_all_of_them_or_none_is_taken(names):
+    require_all_state_methods(type("Part", (), dict.fromkeys(names, lambda self, *_: None))())

@@ -502,6 +502,18 @@ def test_a_checkpoint_does_not_grow_with_the_log_and_refuses_another_log(tmp_pat
     assert path.read_bytes() == before
 
 
+def test_a_resumed_run_can_be_resumed_again(tmp_path):
+    "Its later checkpoints belong to the whole log, with the lines that were there before it."
+    for steps in (1, 2, 3):
+        train_in(
+            trainer(steps), tmp_path, ROWS, right, save_every=1, resume=steps > 1, progress=False
+        )
+    _, record = load_checkpoint(newest_checkpoint(tmp_path / "checkpoints"))
+    state = record["stages"]["ppo"]
+    lines = (tmp_path / "metrics.jsonl").read_bytes()
+    assert state["log"] == {"lines": 3, "sha256": hashlib.sha256(lines).hexdigest()}
+
+
 # ---------------------------------------------------------------- what a user's code does to a run
 
 
