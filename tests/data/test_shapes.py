@@ -27,6 +27,7 @@ from instruct_goose.data.shapes import (
     SETTABLE,
     SHAPES,
     STAGES,
+    fit_shape,
     names_table,
     shapes_help,
     shapes_table,
@@ -560,3 +561,9 @@ def test_a_data_set_is_named_with_its_configuration_and_split(tmp_path, refused)
 def test_a_turn_of_another_form_is_refused_with_the_names_of_its_fields(turn, says):
     with pytest.raises(BadRow, match=says):
         load("SFT", [{"messages": [turn, said()]}])
+
+
+def test_of_two_columns_with_similar_names_the_nearest_is_shown():
+    row = {"prompt": "q", "chosem": "b", "chosn": "a", "rejected": "c"}
+    with pytest.raises(BadRow, match=r"columns=\{'chosen': 'chosn'\}"):
+        fit_shape(row, "row 1", "DPO", {})
