@@ -259,3 +259,8 @@ def test_the_learning_rate_climbs_before_its_schedule_begins(schedule, factors):
     assert [lr_factor(c, i) for i in range(6)] == pytest.approx(factors, abs=1e-6)
     with pytest.raises(ValueError, match="warmup_steps is 50: it must be below steps, 50"):
         RLHFConfig(warmup_steps=50)
+
+
+def test_the_value_clip_is_on_unless_somebody_says_otherwise():
+    "As lesson 9 has it."
+    assert RLHFConfig().value_clip == 0.2
