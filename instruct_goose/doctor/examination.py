@@ -127,7 +127,7 @@ def examine_library(path: Path) -> Examination:
     "Examine the log of another library. Raises as `read_log`."
     log = read_log(path)
     findings = diagnose_log(log)
-    asked, not_asked = asked_rules(log)
+    asked, not_asked = asked_rules(log, findings)
     note = loss_note(log)
     return Examination(
         program=log.library.name,

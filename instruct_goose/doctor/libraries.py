@@ -871,13 +871,16 @@ def can_be_asked(rule: Rule, logged: Set[str]) -> bool:
     return logged >= {*rule.metrics}
 
 
-def asked_rules(log: Log) -> tuple[list[str], list[str]]:  # asked, not asked
+def asked_rules(
+    log: Log,
+    findings: Sequence[Finding] = (),  # of `diagnose_log`
+) -> tuple[list[str], list[str]]:  # asked, not asked
     """Name the rules that the log's numbers allow, and those that they do not.
 
     A rule of the first iteration is asked only where the log begins with it. A rule that has found
     something by a part of its numbers was asked.
     """
-    found = {finding.name for finding in diagnose_log(log)}
+    found = {finding.name for finding in findings}
     logged = {name for row in log.metrics for name in row}
     at_start = {name for row in log.metrics if row["iteration"] == 0 for name in row}
     asked = []
@@ -890,7 +893,7 @@ def asked_rules(log: Log) -> tuple[list[str], list[str]]:  # asked, not asked
 
 def report_log(log: Log, findings: Sequence[Finding]) -> str:
     "Write what was read, found, and could not be asked, as text."
-    asked, others = asked_rules(log)
+    asked, others = asked_rules(log, findings)
     version = f", version {log.version} by its names" if log.version else ""
     steps = "step" if len(log.metrics) == 1 else "steps"
     lines = [f"{log.library.name}{version}: {len(log.metrics)} logged {steps}."]

@@ -303,9 +303,9 @@ class RLHFTrainer:
     def advantages(self, rollout: Rollout, annotations: Annotations | None = None) -> Experience:
         """Compute rₜ = score·[t = last] − β·k(ℓₜ), then Âₜ, whitened if asked, and R̂ₜ.
 
-        Without `annotations` the rollout is annotated first. Nothing of the
-        trainer is changed. Raises ValueError for a rollout without scores, FloatingPointError for
-        numbers that are not finite.
+        Without `annotations` the rollout is annotated first. Nothing of the trainer is
+        changed. Raises ValueError for a rollout without scores, FloatingPointError for numbers that
+        are not finite.
         """
         rollout.to_(self.device)
         if annotations is None:

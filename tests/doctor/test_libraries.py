@@ -170,8 +170,9 @@ def test_what_could_not_be_asked_is_said():
 
 def test_a_rule_that_finds_something_in_a_part_of_its_numbers_was_asked():
     log = log_of(flat_groups=[1.0] * 4)
-    assert "equal rewards" in {finding.name for finding in diagnose_log(log)}
-    asked, others = asked_rules(log)
+    findings = diagnose_log(log)
+    assert "equal rewards" in {finding.name for finding in findings}
+    asked, others = asked_rules(log, findings)
     assert "equal rewards" in asked and "equal rewards" not in others
 
 
